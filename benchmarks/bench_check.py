@@ -113,16 +113,19 @@ def models_report(pool: ProcessPoolExecutor) -> Iterator[str]:
     yield ""
     yield f"{len(COMPARED)} models. None was looked at when an allowance was chosen."
     yield ""
-    yield "| precision | sound steps | calls judged | skipped | errors | warnings | only the fault is found | noticed |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for precision, models in _grouped(found, lambda one: one.precision).items():
-        sound, faulty = ([one for one in models if bool(one.truth) is wanted] for wanted in (False, True))
-        numbers = (sum(one.judged for one in sound), sum(one.skipped for one in sound))
-        said = (sum(len(one.errors) for one in sound), sum(one.warnings for one in sound))
-        right = _of(sum(one.is_right for one in faulty), len(faulty))
-        noticed = _of(sum(one.is_noticed for one in faulty), len(faulty))
-        cells = (precision, len(sound), *numbers, *said, right, noticed)
-        yield f"| {' | '.join(map(str, cells))} |"
+    yield "| precision | sound steps | calls judged | of backwards | skipped | errors | warnings |"
+    yield "|---|---|---|---|---|---|---|"
+    for precision, sound in _grouped((one for one in found if not one.kind), lambda one: one.precision).items():
+        counts = [(one.judged, one.backward, one.skipped, len(one.errors), one.warnings) for one in sound]
+        yield f"| {precision} | {len(sound)} | {' | '.join(str(sum(column)) for column in zip(*counts, strict=True))} |"
+    yield ""
+    yield "| what is wrong | precision | steps | that, and nothing else, is an error | it has an error or a warning |"
+    yield "|---|---|---|---|---|"
+    faulty = _grouped((one for one in found if one.kind), lambda one: (one.kind, one.precision))
+    for (kind, precision), models in faulty.items():
+        right = _of(sum(one.is_right for one in models), len(models))
+        noticed = _of(sum(one.is_noticed for one in models), len(models))
+        yield f"| {kind} | {precision} | {len(models)} | {right} | {noticed} |"
     yield ""
     for one in found:
         if not one.is_right:

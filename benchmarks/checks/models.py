@@ -14,7 +14,7 @@ from benchmarks.dump_pairs.faults import broken
 from benchmarks.dump_pairs.models import prepare, step
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.judge import Status
-from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
+from trainermon.analysis.check.checking import check_dump, dumps_below
 
 PRECISIONS = ("fp32", "bf16", "autocast")
 _SMALLEST = {"fp32": 1e-3, "bf16": 0.03, "autocast": 0.03}
@@ -27,20 +27,24 @@ class CheckedModel(NamedTuple):
     Attributes:
         family: The model.
         variant: How the step was run, `bf16_operation-0.6-0.1-noise`.
+        kind: `operation` or `backward` is wrong; "" if nothing is.
         precision: `fp32`, `bf16` or `autocast`.
         truth: The function that is wrong; "" if none is.
-        judged: Calls with a verdict.
+        judged: Calls with a verdict, forward and backward.
+        backward: Those of them that are of a backward.
         skipped: Calls without.
         warnings: Calls with a warning.
         errors: Keys of the calls that are said to be wrong, in order.
-        is_noticed: Whether a call of the wrong function has at least a warning.
+        is_noticed: Whether the wrong function has an error or warning that it does not have in a sound step.
     """
 
     family: str
     variant: str
+    kind: str
     precision: str
     truth: str
     judged: int
+    backward: int
     skipped: int
     warnings: int
     errors: tuple[str, ...]
@@ -48,10 +52,14 @@ class CheckedModel(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether the wrong call, and no other, is an error."""
-        if not self.truth:
-            return not self.errors
-        return len(self.errors) == 1 and _function(self.errors[0]) == self.truth
+        """Whether the wrong call, and no other of its direction, is an error.
+
+        A wrong result of a forward is no result of its function's: its backward is wrong as well, and may be named.
+        """
+        forward, backward = ([key for key in self.errors if key.endswith(end)] for end in (".forward", ".backward"))
+        if self.kind == "operation":
+            return [_function(key) for key in forward] == [self.truth]
+        return not forward and [_function(key) for key in backward] == [self.truth] * (self.kind == "backward")
 
 
 def checked_models(family: str) -> Iterator[CheckedModel]:
@@ -59,31 +67,41 @@ def checked_models(family: str) -> Iterator[CheckedModel]:
     for precision in PRECISIONS:
         if precision == "autocast" and family in WITHOUT_AUTOCAST:
             continue
+        usual: frozenset[str] = frozenset()
         for fault in (None, *_faults(_SMALLEST[precision])):
-            yield _checked(family, Variant(precision=precision, fault=fault))
+            found, blamed = _checked(family, Variant(precision=precision, fault=fault), usual)
+            usual = usual or blamed
+            yield found
 
 
 def _faults(smallest: float) -> Iterator[Fault]:
     for place, size in ((0.3, smallest), (0.6, 0.1), (0.8, 1.0)):
         yield Fault(kind="operation", place=place, size=size, is_noise=True)
+    for place, size in ((0.5, 0.1), (0.75, 1.0)):
+        yield Fault(kind="backward", place=place, size=size)
 
 
-def _checked(family: str, variant: Variant) -> CheckedModel:
+def _checked(family: str, variant: Variant, usual: frozenset[str]) -> tuple[CheckedModel, frozenset[str]]:
+    """Return the result of a step, and the calls with an error or warning; `usual` are those of a sound step."""
     with tempfile.TemporaryDirectory() as folder:
         truth = _dump(family, variant, Path(folder))
         [found] = [check_dump(path) for path in dumps_below(Path(folder))]
-    noticed = [call for status in (Status.ERROR, Status.WARNING) for call in found.of(status)]
-    return CheckedModel(
+    blamed = frozenset(call.key for status in (Status.ERROR, Status.WARNING) for call in found.of(status))
+    errors = tuple(call.key for call in found.of(Status.ERROR))
+    result = CheckedModel(
         family,
         variant.name,
+        variant.fault.kind if variant.fault else "",
         variant.precision,
         truth,
-        _judged(found),
+        len(found.calls) - len(found.of(Status.SKIP)),
+        sum(call.is_backward and call.status is not Status.SKIP for call in found.calls),
         len(found.of(Status.SKIP)),
         len(found.of(Status.WARNING)),
-        tuple(call.key for call in found.of(Status.ERROR)),
-        any(_function(call.key) == truth for call in noticed),
+        errors,
+        any(_function(key) == truth for key in {*errors, *(blamed - usual)}),
     )
+    return result, blamed
 
 
 def _dump(family: str, variant: Variant, folder: Path) -> str:
@@ -99,10 +117,6 @@ def _dump(family: str, variant: Variant, folder: Path) -> str:
         debugger.stop()
         debugger.step()
     return truth.name
-
-
-def _judged(found: CallsCheck) -> int:
-    return len(found.calls) - len(found.of(Status.SKIP))
 
 
 def _function(key: str) -> str:

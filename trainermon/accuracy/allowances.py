@@ -50,6 +50,8 @@ ALLOWANCES: Mapping[Family, Allowance] = MappingProxyType(
 
 _GRADIENTS = Allowance(ulps=8.0, sums=1.0, probes=4.0, floor=1.0)
 _HARD_GRADIENTS = Allowance(ulps=4.0, sums=1.0, probes=16.0, floor=1.0)
+# of what moves or chooses: summed at most
+_MOVED_GRADIENTS = Allowance(ulps=1.0, sums=1.0)
 # of exponentials of products, and a difference of what nearly cancels
 _ATTENTION_GRADIENTS = Allowance(ulps=4.0, sums=1.0, probes=48.0, floor=1.0)
 HARD_TO_DIFFERENTIATE = (Family.GENERIC, Family.SPECIAL, Family.REDUCTION, Family.RESAMPLING)
@@ -79,6 +81,8 @@ def allowance_of(name: str, family: Family) -> Allowance:
 
 def gradient_allowance(name: str, family: Family) -> Allowance:
     """Return the factors for gradients that an operation gives back; those of contractions are sums."""
+    if family is Family.EXACT:
+        return _MOVED_GRADIENTS
     if name == "scaled_dot_product_attention":
         return _ATTENTION_GRADIENTS
     if family is Family.CONTRACTION:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections import Counter
@@ -28,6 +29,7 @@ from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
 # Calls of modules consist of calls of functions.
 _NOT_JUDGED = {"Module": "a module: its functions are judged"}
+_WORTH_THREADS = 1 << 20
 _FRAME = re.compile(r"File (.+), line (\d+)")
 _GOOD = (Status.PASS, Status.SKIP)
 _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
@@ -120,6 +122,17 @@ def dumps_below(path: Path) -> list[Path]:
     return found
 
 
+@contextlib.contextmanager
+def _threads_for(elements: int) -> Iterator[None]:
+    """Compute with one thread where there is little to compute: more of them would wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if elements < _WORTH_THREADS else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def check_dump(
     directory: Path,
     *,
@@ -186,7 +199,8 @@ class DumpChecker:
         size = sum(tensor.count for tensor in (*entry.inputs, *entry.outputs))
         if self._max_elements is not None and size > self._max_elements:
             return self.lost(number, f"more than {self._max_elements:,} elements")
-        return self._checked(entry)
+        with _threads_for(size):
+            return self._checked(entry)
 
     def lost(self, number: int, reason: str) -> CheckedCall:
         """Return the row of the call `number`, which is not judged for this reason."""
