@@ -56,8 +56,8 @@ def test_a_mask_of_the_least_number_of_its_type_hides_no_fault():
     attend = functional.scaled_dot_product_attention
     product = product_of("scaled_dot_product_attention", attend, [query, key, value, mask], gradient)
 
-    taken = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-    found = torch.autograd.grad(attend(*taken, mask), taken, gradient)
+    taken = query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
+    found = torch.autograd.grad(attend(query, key, value, mask), taken, gradient)
     for number, one in enumerate(found):
         assert excess(product, number, one) < 1
         assert excess(product, number, one * 1.001) > 1
