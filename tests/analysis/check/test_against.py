@@ -11,10 +11,10 @@ import pytest
 from tests.analysis.check.against_cases import TARGET, check_of, write_ours
 from trainermon.accuracy.legacy_metrics import LegacyMetrics
 from trainermon.accuracy.rules import Rules
-from trainermon.analysis.check.against import DETAIL_COLUMNS, RESULT_COLUMNS, compare_details
+from trainermon.analysis.check.against.comparison import DETAIL_COLUMNS, RESULT_COLUMNS, compare_details
+from trainermon.analysis.check.against.pairs import pair_verdict
 from trainermon.analysis.check.details import LEGACY_COLUMNS, write_details
 from trainermon.analysis.check.details_rows import DetailsRow, read_details
-from trainermon.analysis.check.pairs import pair_verdict
 from trainermon.cli import main
 from trainermon.core.errors import DumpError
 

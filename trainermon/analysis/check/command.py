@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from trainermon.accuracy.judge import Status
-from trainermon.analysis.check.against_command import add_against
+from trainermon.analysis.check.against.command import add_against
+from trainermon.analysis.check.baselines import add_baseline, add_calibrate, read_baseline
 from trainermon.analysis.check.checking import CallsCheck, dumps_below
 from trainermon.analysis.check.details import DECIMALS
 from trainermon.analysis.check.devices import chosen_devices
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_run_options(run)
     add_worker_options(run)
+    add_baseline(run)
     run.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
     ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ops.set_defaults(judge=_judge_device)
     add_against(actions)
+    add_calibrate(actions)
     add_overflow(actions)
     for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
         _add_common(action, example)
@@ -110,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump, nothing to resume, or a file cannot be written.
         ConfigError: There is no such device, or torch has no operator database here.
     """
-    if args.action in ("against", "overflow"):
+    if args.action in ("against", "calibrate", "overflow"):
         return int(args.run(args))
     args.journal = None
     try:
@@ -150,6 +153,7 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
             "trainermon check: -j and -d have no effect: no device is needed, its results are in the dump\n"
         )
     args.checker = checker_config_of(args)
+    baseline = read_baseline(args.baseline) if args.baseline is not None else None
     stamp = stamp_to_resume(args)
     options = CheckOptions(
         choice=CallChoice(tuple(args.only), tuple(args.skip), args.checker),
@@ -167,7 +171,7 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
         sys.stderr.write(f"trainermon check: {error}\n")
 
     checks = list(check_dumps(paths, options, journal=args.journal, complain=complain, report=progress))
-    return checks, len(checks) == len(paths)
+    return [baseline.applied(check) for check in checks] if baseline else checks, len(checks) == len(paths)
 
 
 def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:

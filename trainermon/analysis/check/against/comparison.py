@@ -11,9 +11,9 @@ from pathlib import Path
 from trainermon.accuracy.judge import Status
 from trainermon.accuracy.legacy_standards import NOT_COMPARED
 from trainermon.accuracy.rules import Rules
+from trainermon.analysis.check.against.pairs import PairVerdict, pair_verdict
 from trainermon.analysis.check.details import BLANK, DECIMALS, METRIC_COLUMNS, NAME, safe_cell
 from trainermon.analysis.check.details_rows import DetailsRow
-from trainermon.analysis.check.pairs import PairVerdict, pair_verdict
 from trainermon.core.errors import DumpError
 
 UNMATCHED = "unmatched"

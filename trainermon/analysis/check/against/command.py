@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainermon.accuracy.judge import Status
 from trainermon.accuracy.rules import Rules
-from trainermon.analysis.check.against import (
+from trainermon.analysis.check.against.comparison import (
     RULES,
     UNMATCHED,
     Against,

@@ -1,0 +1,1 @@
+"""What one device gave beside what another did."""
