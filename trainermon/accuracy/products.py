@@ -52,6 +52,30 @@ class BackwardCall(NamedTuple):
         return max(map(unit_roundoff, types), default=0.0)
 
 
+def gradients_on(backward: BackwardCall, device: str) -> list[Tensor]:
+    """Return the gradients that the backward of a call gives on `device`, in the order of `wanted`, sorted.
+
+    Nothing given is written to. Raises whatever the operation raises.
+    """
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().to(device, copy=True)
+        return torch.device(device) if isinstance(value, torch.device) else value
+
+    args, kwargs = pytree.tree_map(given, (list(backward.call.args), dict(backward.call.kwargs)))
+    taken = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    wanted = [taken[number].requires_grad_() for number in sorted(backward.wanted)]
+    with torch.enable_grad():
+        args, kwargs = pytree.tree_map_only(Tensor, torch.Tensor.clone, (args, kwargs))
+        result = backward.call.function(*args, **kwargs)
+    made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    pairs = [
+        (one, given(gradient)) for one, gradient in zip(made, backward.gradients, strict=True) if gradient is not None
+    ]
+    return _products(pairs, wanted)
+
+
 class VectorProduct:
     """The gradients that one call gives back to the tensors it takes, in float64 on the CPU.
 

@@ -48,12 +48,8 @@ def forwards(dump):
     return [key for key in json.loads((dump / "dump.json").read_text())["data"] if key.endswith(".forward")]
 
 
-def test_every_call_of_a_step_becomes_a_script_that_runs(dump, tmp_path, capsys):
-    keys = forwards(dump)
-    assert len(keys) > 8
-    for key in keys:
-        assert main(["script", str(dump), key, "-o", str(tmp_path / key)]) == 0
-    printed = capsys.readouterr().out
+def run_scripts(tmp_path):
+    """Run all scripts below a folder in one process without trainermon, which prints how each ended."""
     runner = tmp_path / "all.py"
     runner.write_text(
         "import glob, runpy, sys\nsys.modules['trainermon'] = None\n"
@@ -63,7 +59,16 @@ def test_every_call_of_a_step_becomes_a_script_that_runs(dump, tmp_path, capsys)
         "    except SystemExit as end:\n        print(path, end.code)\n"
     )
 
-    done = subprocess.run([sys.executable, str(runner)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    return subprocess.run([sys.executable, str(runner)], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+
+def test_every_call_of_a_step_becomes_a_script_that_runs(dump, tmp_path, capsys):
+    keys = forwards(dump)
+    assert len(keys) > 8
+    for key in keys:
+        assert main(["script", str(dump), key, "-o", str(tmp_path / key)]) == 0
+    printed = capsys.readouterr().out
+    done = run_scripts(tmp_path)
 
     ends = [line.split()[1] for line in done.stdout.splitlines() if ".py " in line]
     assert ends == ["0"] * len(keys), done.stdout
@@ -168,7 +173,7 @@ def test_msprobes_configuration_names_dump_and_call(dump, tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"propagation": "backward"}, "propagation: found 'backward', expected 'forward'"),
+        ({"propagation": "sideways"}, "propagation: found 'sideways', expected 'forward' or 'backward'"),
         ({"data_mode": "random_data"}, "data_mode: found 'random_data', expected 'real_data'"),
         ({"api": "x"}, "api: unknown key; known keys: api_name"),
         ({"api_name": 3}, "api_name: expected the key of a call"),
@@ -231,3 +236,56 @@ def test_a_call_is_shrunk_to_the_numbers_that_matter():
 
     assert [tuple(tensor.shape) for tensor in smaller.args] == [(1, 1), (1, 3)]
     assert all(not tensor.any() for tensor in smaller.args)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 24), nn.LayerNorm(24), nn.GELU(), nn.Linear(24, 4))
+    table, targets = nn.Parameter(torch.randn(10, 16)), torch.arange(8) % 4
+    debugger = PrecisionDebugger(dump_path=str(folder), task="tensor", level="L1")
+    try:
+        debugger.start()
+        logits = net(nn.functional.embedding(torch.arange(8), table))
+        nn.functional.cross_entropy(logits + logits.tanh(), targets).backward()
+        debugger.stop()
+        debugger.step()
+    finally:
+        PrecisionDebugger.close()
+    [path] = folder.rglob("dump.json")
+    return path.parent
+
+
+def test_every_backward_of_a_step_becomes_a_script_that_runs(trained, tmp_path, capsys):
+    stems = [key.removesuffix(".forward") for key in forwards(trained)]
+    assert len(stems) > 6
+    for stem in stems:
+        assert main(["script", str(trained), f"{stem}.backward", "-o", str(tmp_path / stem)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("again on cpu: pass") == len(stems)
+    assert "recorded: only summed" in printed
+
+    done = run_scripts(tmp_path)
+    ends = [line.split()[1] for line in done.stdout.splitlines() if ".py " in line]
+    assert ends == ["0"] * len(stems), done.stdout
+    assert "wrong" not in done.stdout
+
+
+def test_a_script_of_a_backward_finds_a_wrong_gradient(trained, tmp_path, capsys):
+    folder = tmp_path / "case"
+    assert main(["script", str(trained), "Functional.gelu.0", "--stage", "backward", "-o", str(folder)]) == 0
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    expected["exact"][0] *= 1 + 1e-4  # as if the device were off by this
+    torch.save(expected, folder / "expected.pt")
+
+    done = subprocess.run(
+        [sys.executable, str(folder / "Functional.gelu.0.backward.py")], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 3, done.stdout + done.stderr
+
+
+def test_a_backward_is_not_made_smaller(trained, capsys):
+    assert main(["script", str(trained), "Functional.gelu.0.backward", "--shrink"]) == 1
+    assert "--shrink: only a forward call" in capsys.readouterr().err

@@ -113,6 +113,29 @@ class GradientChecker:
             raise DumpError("it gives back what it takes" if found else "no gradient arrived at its arguments")
         return {backward.slots[number]: one for number, one in found.items() if one is not None}
 
+    def product(self, stem: str) -> VectorProduct:
+        """Return what the backward of the call `stem` gives in float64.
+
+        Raises:
+            DumpError: The dump has no such backward, or it cannot be run again.
+        """
+        if not isinstance(self._data.get(f"{stem}.{BACKWARD}"), dict):
+            raise DumpError(f"{self._directory} has no backward of {stem}")
+        refusal = self._recorded(stem).refusal
+        if refusal:
+            raise DumpError(refusal)
+        return self._product(stem)
+
+    def gradients(self, stem: str) -> tuple[Tensor, ...]:
+        """Return the recorded gradients of the tensors that a call takes; () if others' are added to one of them."""
+        backward = self._recorded(stem)
+        alone = [Taken(stem, number) for number in backward.arguments]
+        shared = [
+            one for one in alone if self._takers.get(self._identity(backward, one.number), [one]) != [one]
+        ] or any(_refusal(form, [Taken(stem, 0)]) for form in backward.arguments.values())
+        forms = [] if shared else [backward.arguments[number] for number in sorted(backward.arguments)]
+        return tuple(load_form(self._directory, form) for form in forms)
+
     def _judgement(self, backward: _RecordedBackward, number: int) -> Judgement | None:
         form = backward.arguments[number]
         identity = self._identity(backward, number)

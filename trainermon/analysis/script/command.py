@@ -7,16 +7,20 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from trainermon.accuracy.calls import OperationCall, call_on
-from trainermon.accuracy.judge import Judgement, Status, judge_call
+from trainermon.accuracy.judge import Judgement, Status, judge_call, judge_gradient
+from trainermon.accuracy.products import GradientSum, VectorProduct, gradients_on
+from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.script.emit import ReproducedCall, tensors_of, write_folder
 from trainermon.analysis.script.shrink import shrink
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.dump.files.reader import load_raw, parse_dump
-from trainermon.dump.files.records import DUMP_FILE, FORWARD
+from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD
 from trainermon.replay.dumped_calls import rebuild
 
 # Of msprobe's op_generate; what it asks for beyond this is refused by name.
@@ -31,7 +35,10 @@ _ADVICE = "the recorded tensors are used, and --iters of the script repeats the 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon script`."""
     parser.add_argument("dump", type=Path, nargs="?", help="a dump with tensors of one rank and step, or its dump.json")
-    parser.add_argument("api", nargs="?", help="key of the call in it, Functional.linear.0 or with .forward")
+    parser.add_argument("api", nargs="?", help="key of the call in it, Functional.linear.0 or with .forward, .backward")
+    parser.add_argument(
+        "--stage", choices=(FORWARD, BACKWARD), help="what is reproduced (default: what the key says, else forward)"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder (default: named after the call)")
     parser.add_argument("--device", default="cpu", help="where the call is tried here (default: %(default)s)")
     parser.add_argument(
@@ -49,13 +56,17 @@ def main(args: argparse.Namespace) -> int:
         ConfigError: The options do not say which call, or there is no such device.
     """
     if args.config is not None:
-        args.dump, args.api = _of_config(args.config)
+        args.dump, args.api, args.stage = _of_config(args.config)
     if args.dump is None or args.api is None:
         raise ConfigError("expected a dump and the key of a call, or -i config_op.json")
-    reproduced = _recorded(args.dump.parent if args.dump.name == DUMP_FILE else args.dump, args.api)
-    then = judge_call(reproduced.name, reproduced.call, reproduced.recorded)
-    again = _judged(reproduced.name, reproduced.call, args.device)
-    sys.stdout.write(f"recorded: {_said(then)}\nagain on {args.device}: {_said(again)}\n")
+    directory = args.dump.parent if args.dump.name == DUMP_FILE else args.dump
+    is_backward = (args.stage or args.api.rpartition(".")[2]) == BACKWARD
+    if is_backward and args.shrink:
+        raise ConfigError("--shrink: only a forward call can be made smaller")
+    reproduced = _recorded(directory, args.api.removesuffix(f".{FORWARD}").removesuffix(f".{BACKWARD}"))
+    if is_backward:
+        reproduced = _recorded_backward(directory, reproduced)
+    sys.stdout.write("".join(f"{line}\n" for line in _verdicts(reproduced, args.device)))
     if args.shrink:
         reproduced = _shrunk(reproduced, args.device)
     folder = args.output if args.output is not None else Path(reproduced.key.replace("/", "_"))
@@ -77,6 +88,47 @@ def _recorded(directory: Path, key: str) -> ReproducedCall:
     return ReproducedCall(
         key=entry.key, name=dumped.name, operator=operator, call=dumped.call, recorded=tensors_of(dumped.result)
     )
+
+
+def _recorded_backward(directory: Path, forward: ReproducedCall) -> ReproducedCall:
+    raw = load_raw(directory)
+    stem = forward.key.removesuffix(f".{FORWARD}")
+    entries = [entry for entry in parse_dump(directory, raw).entries if entry.direction == FORWARD]
+    checker = GradientChecker(directory, raw.data, entries)
+    product = checker.product(stem)
+    return dataclasses.replace(
+        forward,
+        key=f"{stem}.{BACKWARD}",
+        call=product.backward.call,
+        recorded=checker.gradients(stem),
+        product=product,
+    )
+
+
+def _verdicts(reproduced: ReproducedCall, device: str) -> Iterator[str]:
+    if reproduced.product is None:
+        then = judge_call(reproduced.name, reproduced.call, reproduced.recorded)
+        again = _judged(reproduced.name, reproduced.call, device)
+    else:
+        then = _judged_gradients(reproduced.product, reproduced.recorded)
+        again = _judged_gradients(reproduced.product, _gradients(reproduced.product, device))
+    yield f"recorded: {_said(then) if reproduced.recorded else 'only summed with what other calls give back'}"
+    yield f"again on {device}: {_said(again)}"
+
+
+def _judged_gradients(product: VectorProduct, gradients: Sequence[Tensor]) -> list[Judgement]:
+    return [
+        judge_gradient(given, GradientSum([(product, number)], given), product.backward.coarsest)
+        for given, number in zip(gradients, sorted(product.backward.wanted), strict=False)
+    ]
+
+
+def _gradients(product: VectorProduct, device: str) -> list[Tensor]:
+    try:
+        return gradients_on(product.backward, device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"the backward cannot be run on {device}: {why}") from error
 
 
 def _judged(name: str, call: OperationCall, device: str) -> list[Judgement]:
@@ -110,8 +162,8 @@ def _shrunk(reproduced: ReproducedCall, device: str) -> ReproducedCall:
     return dataclasses.replace(reproduced, call=call, recorded=tensors_of(call_on(call, device)))
 
 
-def _of_config(path: Path) -> tuple[Path, str]:
-    """Return the dump and the key that msprobe's config_op.json names."""
+def _of_config(path: Path) -> tuple[Path, str, str]:
+    """Return the dump, the key and the stage that msprobe's config_op.json names."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -121,13 +173,13 @@ def _of_config(path: Path) -> tuple[Path, str]:
     unknown = sorted(set(map(str, given)) - _THEIR_KEYS)
     if unknown:
         raise ConfigError(f"{path}: {unknown[0]}: unknown key; known keys: {', '.join(sorted(_THEIR_KEYS))}")
-    wanted = {"propagation": (FORWARD, ""), "data_mode": ("real_data", "")}
+    wanted = {"propagation": (FORWARD, BACKWARD, ""), "data_mode": ("real_data", "")}
     for key, words in wanted.items():
         if given.get(key, "") not in words:
-            raise ConfigError(f"{path}: {key}: found {given[key]!r}, expected {words[0]!r}; no other is supported")
+            raise ConfigError(f"{path}: {key}: found {given[key]!r}, expected {' or '.join(map(repr, words[:-1]))}")
     passed_over = [key for key in _WITHOUT_EFFECT if given.get(key)]
     if passed_over:
         sys.stderr.write(f"trainermon script: {path}: passed over: {', '.join(passed_over)}; {_ADVICE}\n")
     if not isinstance(given.get("api_name"), str):
         raise ConfigError(f"{path}: api_name: expected the key of a call, as Functional.linear.0")
-    return Path(given["dump_json_path"]), given["api_name"]
+    return Path(given["dump_json_path"]), given["api_name"], given.get("propagation") or FORWARD

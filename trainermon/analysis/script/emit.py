@@ -20,6 +20,7 @@ import trainermon
 from trainermon.accuracy.calls import OperationCall, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.judge import coarsest_roundoff, family_of_call
+from trainermon.accuracy.products import GradientSum, VectorProduct
 from trainermon.accuracy.reference import Reference, unit_roundoff
 from trainermon.analysis.script.literals import call_text, function_text
 from trainermon.core.errors import DumpError
@@ -41,7 +42,8 @@ class ReproducedCall:
         name: The operation's name, `linear` or `linalg.svd`.
         operator: Namespace and name if it is a custom operator, `mylib.scale`; else "".
         call: The function and its arguments.
-        recorded: The tensors that it gave.
+        recorded: The tensors that it gave; of a backward the gradients, () if the dump has them only in sums.
+        product: Of a backward, what it gives in float64; None: it is a forward.
     """
 
     key: str
@@ -49,6 +51,7 @@ class ReproducedCall:
     operator: str
     call: OperationCall
     recorded: tuple[Tensor, ...]
+    product: VectorProduct | None = None
 
 
 def write_folder(reproduced: ReproducedCall, folder: Path, *, as_test: bool = False) -> Path:
@@ -65,7 +68,10 @@ def write_folder(reproduced: ReproducedCall, folder: Path, *, as_test: bool = Fa
     call = call_text(name, reproduced.call.args, reproduced.call.kwargs, tensors)
     stem = _NO_NAME.sub("_", reproduced.key)
     script = folder / (f"test_{stem.replace('.', '_')}.py" if as_test else f"{stem}.py")
-    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(title=stem, call=call, file=script.name)
+    results = _FORWARD if reproduced.product is None else _backward_results(reproduced.product, tensors)
+    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=stem, call=call, file=script.name, results=results
+    )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _save([plain(tensor).clone() for tensor in tensors], folder / INPUTS_FILE)
@@ -77,6 +83,35 @@ def write_folder(reproduced: ReproducedCall, folder: Path, *, as_test: bool = Fa
     return script
 
 
+_FORWARD = '''def results(tensors, device):
+    """Return the tensors that a call with copies of the inputs gives, on the CPU."""
+    with torch.no_grad():
+        output = call([tensor.to(device, copy=True) for tensor in tensors], torch.device(device))
+    return [leaf.detach().cpu() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]'''
+_BACKWARD = '''WANTED = $wanted  # which tensors have a gradient
+GRADED = $graded  # which results have one; these are the last tensors
+
+
+def results(tensors, device):
+    """Return the gradients that the backward of a call with copies of the inputs gives, on the CPU."""
+    tensors = [tensor.to(device, copy=True) for tensor in tensors]
+    taken, gradients = tensors[: -len(GRADED)], tensors[-len(GRADED) :]
+    wanted = [taken[number].requires_grad_() for number in WANTED]
+    with torch.enable_grad():
+        output = call([tensor.clone() for tensor in taken], torch.device(device))
+    made = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    found = torch.autograd.grad([made[number] for number in GRADED], wanted, gradients, allow_unused=True)
+    return [torch.zeros_like(tensor).cpu() if one is None else one.cpu() for tensor, one in zip(wanted, found)]'''
+
+
+def _backward_results(product: VectorProduct, tensors: list[Tensor]) -> str:
+    """Return the source of what a script of a backward gives; the gradients of the results join `tensors`."""
+    gradients = product.backward.gradients
+    graded = [number for number, gradient in enumerate(gradients) if gradient is not None]
+    tensors += [gradient for gradient in gradients if gradient is not None]
+    return Template(_BACKWARD).substitute(wanted=sorted(product.backward.wanted), graded=graded)
+
+
 _MAIN = '\n\nif __name__ == "__main__":\n    raise SystemExit(main())\n'
 _TEST = "\n\ndef test_the_result_is_right():\n    assert main([]) == 0\n" + _MAIN
 
@@ -85,6 +120,8 @@ def _expected(reproduced: ReproducedCall) -> dict[str, Any]:
     """Return what the call gave, what it should give in float64, and how far off each element may be."""
     recorded = [plain(tensor).clone() for tensor in reproduced.recorded]
     found: dict[str, Any] = {"recorded": recorded, "exact": [], "allowed": [], "norms": []}
+    if reproduced.product is not None:
+        return found | _expected_gradients(reproduced.product)
     family = family_of_call(reproduced.name, reproduced.call)
     if family in _NOT_JUDGED:
         return found
@@ -100,6 +137,18 @@ def _expected(reproduced: ReproducedCall) -> dict[str, Any]:
         found["allowed"].append(allowed.expand(exact.shape).contiguous())
         found["norms"].append(reference.allowed_norm(number, unit) if unit > unit_roundoff(torch.float32) else math.inf)
     return found
+
+
+def _expected_gradients(product: VectorProduct) -> dict[str, list[Any]]:
+    wanted = sorted(product.backward.wanted)
+    tensors = product.backward.call.tensors
+    sums = [GradientSum([(product, number)], tensors[number]) for number in wanted]
+    unit = max(product.backward.coarsest, unit_roundoff(torch.float32))
+    return {
+        "exact": [one.results[0] for one in sums],
+        "allowed": [one.allowed(0, tensors[number].dtype, unit) for one, number in zip(sums, wanted, strict=True)],
+        "norms": [math.inf] * len(sums),
+    }
 
 
 def _environment() -> dict[str, Any]:
