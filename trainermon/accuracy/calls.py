@@ -61,6 +61,8 @@ class RepeatableCall:
         args, kwargs = pytree.tree_map(change, given) if change is not None else given
         with torch.no_grad(), torch._C.DisableTorchFunction():
             result = self._function(*args, **kwargs)
+        if result is NotImplemented:
+            raise TypeError("the operation does not take these arguments")
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         return [plain(leaf) if self._device.type == "cpu" else leaf for leaf in leaves]
 

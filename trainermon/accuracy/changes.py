@@ -139,13 +139,16 @@ class _PreciseChange:
         return JudgedChange(judgement, _condition(predicted, self._before, relative))
 
     def _same(self) -> Tensor:
-        """Return where neither run can be compared, since float64 leaves the range of the type, and both did so."""
+        """Return where the runs cannot be compared: float64 leaves the range of the type, or is NaN, as they are."""
         pairs = ((self._given, self._before), (self._observed, self._after))
         same = torch.ones(self._given.shape, dtype=torch.bool)
+        is_nan: list[tuple[Tensor, Tensor]] = []
         for value, exact in pairs:
             rounded = exact.to(value.dtype)
             same &= (value == rounded) | (value.isnan() & rounded.isnan())
-        return same
+            is_nan.append((value.isnan(), rounded.isnan()))
+        alike = torch.stack([one == other for one, other in is_nan]).all(0)
+        return same | (alike & torch.stack([one for one, _ in is_nan]).any(0))
 
     def _ratios(self, off: Tensor, unit: float) -> Tensor:
         allowed = sum(reference.allowed(self._number, self._given.dtype, unit) for reference in self._references)

@@ -108,6 +108,7 @@ _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
     # torch.Size before the containers, being a tuple
     (torch.Size, lambda size: {"type": "torch.Size", "value": list(size)}),
     (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
+    (complex, lambda number: {"type": "complex", "value": [number.real, number.imag]}),
     (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),
     (EllipsisType, lambda _: {"type": "ellipsis", "value": "..."}),
     (torch.dtype, lambda dtype: {"type": "torch.dtype", "value": str(dtype)}),

@@ -96,11 +96,14 @@ _COMPOSED = frozenset(
         "unique",
     ]
 )
+_FIXED: Mapping[str, Any] = {"ellipsis": ..., "torch.device": torch.device("cpu")}
 _INDEXING = frozenset(["__getitem__", "__setitem__"])
 _PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
 MAX_ELEMENTS = 1 << 24
 """What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
 _MAX_RATIO = 16
+UNREADABLE = "the dumped tensor"
+"""How a reason begins that names a file of a tensor which is missing, damaged or another's."""
 # Namespaces of torch's own operators for its compiler, communication and measurement.
 _INTERNAL = re.compile(r"_.*|c10d|debug.*|export|inductor.*|prim|prims|profiler|static_runtime|symm_mem")
 _ALIASES = {"__rdiv__": "__rtruediv__"}
@@ -320,9 +323,14 @@ class _CallDecoder:
                 return torch.empty(form["shape"], dtype=dtype if isinstance(dtype, torch.dtype) else None)
             raise DumpError("its tensors were not dumped: expected a dump with task tensor")
         try:
-            return load_tensor(self._folder / Path(name).name, str(form["dtype"]))
+            found = load_tensor(self._folder / Path(name).name, str(form["dtype"]))
         except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
-            raise DumpError(f"the dumped tensor {name} cannot be read ({error})") from error
+            why = str(error) if isinstance(error, OSError) else "expected a tensor as torch.save writes it"
+            raise DumpError(f"{UNREADABLE} {Path(name).name} cannot be read ({why})") from error
+        if list(found.shape) != list(form["shape"]):
+            shapes = f"has the shape {list(found.shape)}, {list(form['shape'])} in dump.json"
+            raise DumpError(f"{UNREADABLE} {Path(name).name} {shapes}")
+        return found
 
 
 def _plain(kind: str, value: Any) -> Any:
@@ -334,11 +342,11 @@ def _plain(kind: str, value: Any) -> Any:
         case "torch.dtype" | "torch.memory_format":
             found = getattr(torch, str(value).removeprefix("torch."), None)
             return found if isinstance(found, torch.dtype | torch.memory_format) else None
-        case "torch.device":
-            return torch.device("cpu")
-        case "int" | "float" | "bool" | "str" | "complex":
+        case "ellipsis" | "torch.device":
+            return _FIXED[kind]
+        case "int" | "float" | "bool" | "str":
             return value
-        case "ellipsis":
-            return ...
+        case "complex":
+            return complex(*value)
         case _:
             raise DumpError(f"an argument of type {kind} cannot be given again")

@@ -244,3 +244,21 @@ def test_msprobes_options_are_understood_and_a_missing_file_is_named(tmp_path, c
     assert (document["schema"], document["calls"][0]["name"]) == (1, "Functional.softmax.0")
     assert main(["check", "against", target]) == 1
     assert "found 1 files of details, expected two" in capsys.readouterr().err
+
+
+def test_nothing_compared_is_no_pass(tmp_path, capsys):
+    whole, _ = write_ours(tmp_path)
+    head = tmp_path / "head.csv"
+    head.write_text(whole.read_text(encoding="utf-8-sig").splitlines()[0] + "\n")
+
+    assert main(["check", "against", str(head), str(head), "--exit-code"]) == 1
+    assert "nothing to compare" in capsys.readouterr().out
+
+
+def test_another_word_than_a_verdict_is_refused(tmp_path, capsys):
+    whole, _ = write_ours(tmp_path)
+    spoilt = tmp_path / "spoilt.csv"
+    spoilt.write_text(whole.read_text(encoding="utf-8-sig").replace(",pass,", ",perhaps,"))
+
+    assert main(["check", "against", str(spoilt), str(whole)]) == 1
+    assert "found 'perhaps', expected pass, warning, error or SKIP" in capsys.readouterr().err

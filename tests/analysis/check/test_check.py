@@ -286,3 +286,63 @@ def test_a_damaged_dump_costs_none_of_the_others(tmp_path, capsys):
     said = capsys.readouterr()
     assert "all 5 forward calls are right" in said.out
     assert str(broken) in said.err
+
+
+def test_complex_numbers_are_given_again(tmp_path):
+    x = torch.randn(4)
+    check = check_dump(recorded(tmp_path, lambda: (x * 2j, torch.add(x, 1 - 1j), torch.mul(x, complex(math.inf, 0)))))
+
+    assert [call.status for call in check.calls] == [Status.PASS] * 3, check.calls
+
+
+def test_an_argument_that_no_operation_takes_is_no_error(tmp_path):
+    directory = recorded(tmp_path, lambda: torch.ones(3) * 2)
+    path = directory / "dump.json"
+    data = json.loads(path.read_text())
+    data["data"]["Tensor.__mul__.0.forward"]["input_args"][1] = None
+    path.write_text(json.dumps(data))
+
+    [call] = [call for call in check_dump(directory).calls if "mul" in call.key]
+
+    assert call.status is Status.SKIP
+
+
+def test_a_gate_needs_something_that_was_judged(tmp_path, capsys):
+    dump = dumped(tmp_path / "dump")
+    assert main(["check", "run", str(dump), "--exit-code", "--only", "nothing*"]) == 1
+    assert "no call was judged" in capsys.readouterr().err
+
+    file = next(path for path in (dump / "dump_tensor_data").iterdir() if "softmax" in path.name)
+    file.write_bytes(b"junk")
+    assert main(["check", "run", str(dump), "--exit-code"]) == 0
+    assert main(["check", "run", str(dump), "--exit-code", "--strict"]) == 1
+    assert "of 1 calls the tensors cannot be read" in capsys.readouterr().err
+
+
+def test_a_tensor_of_another_shape_than_recorded_is_not_judged(tmp_path):
+    dump = dumped(tmp_path)
+    file = next(path for path in (dump / "dump_tensor_data").iterdir() if "softmax" in path.name)
+    torch.save(torch.zeros(3, 5), file)
+
+    [call] = [call for call in check_dump(dump).calls if "softmax" in call.key]
+
+    assert (call.status, "has the shape [3, 5]" in call.reason) == (Status.SKIP, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--timeout", "inf"], "--timeout: found inf"),
+        (["--device", "meta"], "--device meta: it computes nothing"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(tmp_path, capsys, options, message):
+    assert main(["check", "run", str(dumped(tmp_path)), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_pipe_in_place_of_a_dump_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "dump.json")
+
+    with pytest.raises(DumpError, match="is no file"):
+        check_dump(tmp_path)

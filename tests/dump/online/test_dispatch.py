@@ -224,3 +224,22 @@ def test_msprobes_arguments_are_understood(tmp_path):
 def test_msprobes_checks_are_made(arguments, found):
     with pytest.raises(ConfigError, match=found):
         PtdbgDispatch(**arguments)
+
+
+def test_a_folder_that_cannot_be_written_costs_no_finding(tmp_path, caplog):
+    (tmp_path / "file").touch()
+
+    with FaultyKernels(lambda r: r.mul_(2), "mm"), AccuracyDispatch(dump_path=tmp_path / "file") as dispatch:
+        X @ X.T
+
+    assert [one.key for one in dispatch.failed] == ["aten.mm.default.0"]
+    assert len([one for one in caplog.messages if "not written into" in one]) == 1
+
+
+def test_factors_that_depend_on_how_the_input_lies_are_not_judged(tmp_path):
+    sliced = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))[:, :6]
+
+    with AccuracyDispatch(dump_path=tmp_path) as dispatch:
+        torch.linalg.det(sliced), torch.linalg.slogdet(sliced)
+
+    assert dispatch.failed == []

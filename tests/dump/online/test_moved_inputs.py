@@ -115,3 +115,28 @@ def test_a_changed_sign_is_named_as_msprobe_does(tmp_path):
     [row] = tried(tmp_path, step, pert_mode="no_change")
 
     assert row["max_rel"] == "symbol_flipping"
+
+
+@pytest.mark.parametrize("mode", [*MOVING, "no_change", "relations", "improve_precision"])
+def test_a_nan_of_the_training_is_no_fault_of_the_kernels_behind_it(tmp_path, mode):
+    x = X.clone()
+    x[0, 0] = math.nan
+
+    rows = tried(tmp_path, lambda: functional.layer_norm(functional.linear(x, WEIGHT), (12,)).sum(), pert_mode=mode)
+
+    assert [row for row in rows if row["status"] != "condition"] == []
+
+
+@pytest.mark.parametrize("mode", [*MOVING, "no_change", "relations"])
+def test_slices_are_tried_as_they_lie_in_memory(tmp_path, mode):
+    """Kernels sum them in another order than dense tensors."""
+    values = torch.randn(40, 64, generator=torch.Generator().manual_seed(2))
+
+    def step():
+        for part in (values[:, 1:], values[1:, ::2], values[0].expand(40, 64), values.mT[3:]):
+            part.sum(), part.mean(), part.norm(), part @ part.mT
+
+    rows = tried(tmp_path, step, pert_mode=mode)
+
+    assert [row for row in rows if row["status"] != "condition"] == []
+    assert summary_of(tmp_path)["calls"] >= 16

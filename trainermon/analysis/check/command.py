@@ -36,6 +36,7 @@ from trainermon.analysis.check.worker_options import (
 )
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.replay.dumped_calls import UNREADABLE
 
 FORMATS = ("csv", "json", "html", "md")
 DEFAULT_FORMATS = ("csv", "json")
@@ -140,7 +141,9 @@ def _check(args: argparse.Namespace) -> int:
     _write(checks, args)
     if not is_whole:
         return 1
-    return WRONG if args.exit_code and _is_wrong(checks, strict=args.strict) else 0
+    if args.exit_code and _is_wrong(checks, strict=args.strict):
+        return WRONG
+    return _gate(checks, strict=args.strict) if args.exit_code else 0
 
 
 def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
@@ -202,6 +205,18 @@ def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
                     sys.stdout.write(f"wrote {path}\n")
     if args.journal is not None:
         args.journal.remove()
+
+
+def _gate(checks: Sequence[CallsCheck], *, strict: bool) -> int:
+    """Return 1, and say why, where nothing was judged, or (strict) a tensor cannot be read; else 0."""
+    if all(call.status is Status.SKIP for check in checks for call in check.calls):
+        sys.stderr.write("trainermon check: --exit-code: no call was judged\n")
+        return 1
+    lost = sum(number for check in checks for why, number in check.skipped.items() if why.startswith(UNREADABLE))
+    if strict and lost:
+        sys.stderr.write(f"trainermon check: --strict: of {lost} calls the tensors cannot be read\n")
+        return 1
+    return 0
 
 
 def _is_wrong(checks: Sequence[CallsCheck], *, strict: bool) -> bool:

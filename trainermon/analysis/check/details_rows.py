@@ -16,6 +16,7 @@ from trainermon.core.errors import DumpError
 WORST = "Worst"
 _NEEDED = (NAME, DTYPE, SHAPE, *METRIC_COLUMNS.values(), STATUS, MESSAGE)
 _DIRECTIONS = ("forward", "backward")
+_STATUSES = ("", "pass", "warning", "error", "skip")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,8 @@ def _row(place: str, header: Sequence[str], cells: Sequence[str]) -> DetailsRow:
     named = dict(zip(header, cells, strict=True))
     metrics = {name: _number(place, column, named[column]) for name, column in METRIC_COLUMNS.items()}
     status = named[STATUS].strip()
+    if status.lower() not in _STATUSES:
+        raise DumpError(f"{place}, column {STATUS!r}: found {status[:40]!r}, expected pass, warning, error or SKIP")
     return DetailsRow(
         name=named[NAME].strip(),
         dtype=named[DTYPE].strip().removeprefix("torch."),

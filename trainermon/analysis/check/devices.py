@@ -57,7 +57,8 @@ def _accelerator() -> str:
 def require_device(device: str) -> None:
     """Raise a ConfigError unless torch can use the device."""
     try:
-        torch.ones(1, device=device)
+        if torch.ones(1, device=device).is_meta:
+            raise ConfigError(f"--device {device}: it computes nothing")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"--device {device}: torch cannot use it here: {why}") from error

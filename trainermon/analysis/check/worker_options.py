@@ -14,6 +14,7 @@ from trainermon.analysis.check.journal import CheckJournal
 from trainermon.analysis.check.runner import Workers
 from trainermon.core.errors import ConfigError
 
+_DAY_S = 86_400
 _RESULT_FILE = re.compile(r"accuracy_checking_result_(\w+)\.csv")
 
 
@@ -49,8 +50,8 @@ def chosen_workers(args: argparse.Namespace, num_devices: int = 0) -> Workers | 
         found = getattr(args, name)
         if found is not None and found < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: found {found}, expected 1 or more")
-    if args.timeout is not None and not args.timeout > 0:
-        raise ConfigError(f"--timeout: found {args.timeout:g}, expected seconds, more than 0")
+    if args.timeout is not None and not 0 < args.timeout <= _DAY_S:
+        raise ConfigError(f"--timeout: found {args.timeout:g}, expected seconds, more than 0, at most a day")
     if args.jobs is None and args.timeout is None and num_devices < 2:
         return None
     return Workers(args.jobs or max(1, num_devices), args.timeout)

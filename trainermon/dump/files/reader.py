@@ -127,6 +127,9 @@ def load_raw(directory: Path) -> RawDump:
 
 def _load_raw(directory: Path) -> RawDump:
     partial = directory / PARTIAL_FILE
+    for path in (directory / DUMP_FILE, partial):
+        if path.exists() and not path.is_file():
+            raise DumpError(f"{path} is no file")
     if (directory / DUMP_FILE).exists():
         raw = _load_files(directory)
         if not partial.exists() or partial.stat().st_size <= raw.info.get(LINES_BYTES, math.inf):

@@ -91,6 +91,7 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         require(budget_ms >= 0, "budget_ms", budget_ms, "0 (no limit) or more milliseconds")
         self.failed: list[CallFinding] = []
         self.tripped = False
+        self._has_told = False
         self._reference, self._only, self._dump = reference, tuple(only), dump
         self._max_elements, self._takes_all = max_elements, report == "all"
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -125,7 +126,10 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def trip(self, error: BaseException) -> None:
-        """Count an operator that could not be judged because of `error`."""
+        """Count an operator that could not be judged or written because of `error`; the first is told."""
+        if not self._has_told:
+            self._has_told = True
+            logger.warning("AccuracyDispatch: a result is not judged, or not written into %s: %s", self._folder, error)
         self._findings.skipped[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"] += 1
 
     def _begin(self, func: Any, args: Any, kwargs: Any) -> _RunningOperator | None:
@@ -164,12 +168,14 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for number, judgement in enumerate(judgements)
         ]
         is_failed = any(one.judgement.status in (Status.ERROR, Status.WARNING) for one in found)
+        if is_failed and len(self.failed) < MAX_KEPT:
+            self.failed += [one for one in found if one.judgement.status in (Status.ERROR, Status.WARNING)]
+        self._spend(begun)
+        begun = time.perf_counter()
         if self._dump == "all" or (self._dump == "failed" and is_failed):
             self._save(observed, output)
         for one in found:
             self._findings.add(one)
-        if is_failed and len(self.failed) < MAX_KEPT:
-            self.failed += [one for one in found if one.judgement.status in (Status.ERROR, Status.WARNING)]
         self._spend(begun)
 
     def _judged(self, observed: ObservedCall, output: Any) -> list[Judgement]:

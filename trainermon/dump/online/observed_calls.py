@@ -31,6 +31,8 @@ _OPERATORS_IN_PLACE = (
     "__ipow__",
     "__ifloordiv__",
 )
+# What a copy may take of what lies between the elements, and the elements after which alignment repeats.
+_MOST_BETWEEN, _ALIGNMENT = 64, 64
 # They talk to other ranks: a repetition would wait for them for ever.
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "fsdp")
 
@@ -186,7 +188,25 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _cloned(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return twin_of(value.detach()) if isinstance(value, Tensor) else value
+
+
+def twin_of(tensor: Tensor, factor: float = 1.0) -> Tensor:
+    """Return a copy, times `factor`, that lies in memory as the tensor does: kernels sum slices in another order.
+
+    Of a slice of a much larger tensor the copy is dense.
+    """
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    is_wide = extent > _MOST_BETWEEN * tensor.numel()
+    if not tensor.numel() or is_wide or extent == tensor.numel() or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone().mul_(factor) if factor != 1 else tensor.clone()
+    start = tensor.storage_offset()
+    offset = start % _ALIGNMENT
+    memory = torch.empty(offset + extent, dtype=tensor.dtype, device=tensor.device)
+    memory[offset:].copy_(tensor.as_strided((extent,), (1,), start))
+    if factor != 1:
+        memory.mul_(factor)
+    return memory.as_strided(tensor.shape, tensor.stride(), offset)
 
 
 def _is_plain(tensor: Tensor) -> bool:

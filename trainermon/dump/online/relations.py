@@ -18,6 +18,7 @@ from trainermon.accuracy.judge import Judgement, Status, coarsest_roundoff, fami
 from trainermon.accuracy.places import place_of
 from trainermon.accuracy.reference import Reference
 from trainermon.accuracy.screen import QuickReference
+from trainermon.dump.online.observed_calls import twin_of
 
 LINEAR = frozenset(
     ["matmul", "__matmul__", "mm", "bmm", "linear", "mv", "conv1d", "conv2d", "conv3d", "sum", "mean", "dot", "einsum"]
@@ -74,8 +75,10 @@ def relations_of(name: str, call: OperationCall) -> Iterator[Relation]:
     if not isinstance(first, Tensor) or not first.is_floating_point() or not first.numel():
         return
     if name in LINEAR and not _has_bias(name, call):
-        yield Relation("scale", _with_first(call, first * _FACTOR), lambda given: given * _FACTOR, is_exact=True)
-        yield Relation("sign", _with_first(call, -first), lambda given: -given, is_exact=True)
+        yield Relation(
+            "scale", _with_first(call, twin_of(first, _FACTOR)), lambda given: given * _FACTOR, is_exact=True
+        )
+        yield Relation("sign", _with_first(call, twin_of(first, -1.0)), lambda given: -given, is_exact=True)
     if name in BY_ROWS and first.dim() > 1 and first.shape[0] > 1 and _is_free_of_first(name, call, first):
         half = first.shape[0] // 2
         yield Relation("rows", _sliced(call, first, half), lambda given: given[:half])

@@ -63,7 +63,11 @@ def run_against(args: argparse.Namespace) -> int:
         for path in write_against(against, args.output, time.strftime("%Y%m%d%H%M%S")):
             if not args.json:
                 sys.stdout.write(f"wrote {path}\n")
-    return WRONG if args.exit_code and _is_wrong(against, strict=args.strict) else 0
+    if not args.exit_code:
+        return 0
+    if _is_wrong(against, strict=args.strict):
+        return WRONG
+    return 0 if any(call.forward not in (Status.SKIP.value, UNMATCHED) for call in against.calls) else 1
 
 
 def _paths(args: argparse.Namespace) -> tuple[Path, Path]:

@@ -201,7 +201,8 @@ def render_against(against: Against, most: int = 10) -> str:
     """Return what `trainermon check against` prints: a headline, and the first calls that do not pass."""
     counts = {status: len(against.of(status)) for status in _WORST_FIRST[:3]}
     judged = sum(call.forward not in (Status.SKIP.value, UNMATCHED) for call in against.calls)
-    told = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "all pass"
+    told = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+    told = told or ("all pass" if judged else "nothing to compare")
     lines = [f"{judged} of {len(against.calls)} calls compared: {told}"]
     for status in _WORST_FIRST[:3]:
         calls = against.of(status)
