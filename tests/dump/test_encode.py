@@ -38,7 +38,7 @@ def slots(value, encoder=lambda value, leaves: encode(value, "input.0", leaves))
         (slice(1, 2), {"type": "slice", "value": [1, 2, None]}),
         (..., {"type": "ellipsis", "value": "..."}),
         (None, None),
-        (2 + 1j, None),
+        (2 + 1j, {"type": "complex", "value": [2.0, 1.0]}),
         (b"x", None),
         (range(3), None),
         (object(), None),
