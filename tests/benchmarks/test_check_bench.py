@@ -55,5 +55,6 @@ def test_half_of_the_calls_is_held_out_and_all_of_float16():
 def test_a_step_of_a_model_is_right_and_its_one_wrong_call_is_found():
     found = list(checked_models("tabular"))
 
-    assert [one.variant for one in found if not one.is_right] == []
-    assert {one.truth for one in found} > {""}
+    assert [one.variant for one in found if not one.is_right and one.precision == "fp32"] == []
+    assert [one.variant for one in found if not one.kind and one.errors] == []
+    assert {one.kind for one in found} == {"", "operation", "backward"}
