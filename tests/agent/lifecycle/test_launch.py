@@ -98,10 +98,11 @@ def test_arguments_reach_the_command_as_they_are():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_reach_the_command(number):
     script = f"""
-        import signal, sys
+        import signal, sys, time
         signal.signal({int(number)}, lambda n, f: sys.exit(40 + n))
         print("ready", flush=True)
-        signal.pause()
+        while True:
+            time.sleep(0.1)  # a signal just before `signal.pause()` would be waited out
     """
     process = subprocess.Popen(
         [*LAUNCH, "--", sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True

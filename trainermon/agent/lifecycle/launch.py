@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ START_GRACE_S = 15.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _POLL_S = 0.05
+_WAKE_S = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,11 +108,23 @@ class LaunchedJob:
         self._pid = child.pid
         for number in self._early:
             child.send_signal(number)
-        while self._status is None:
-            self._reap(0)
-        child.returncode = self._status  # reaped here, together with everything that was re-parented to us
+        # reaped here, together with everything that was re-parented to us
+        child.returncode = self._status = self._status_at_end(child.pid)
         self.interrupted = False
         return self._status
+
+    def _status_at_end(self, pid: int) -> int:
+        # Not by a `waitpid` without end: a signal that arrives just before it would be passed on only after the end.
+        descriptor = os.pidfd_open(pid)
+        try:
+            while True:
+                select.select([descriptor], [], [], _WAKE_S)
+                while self._reap(os.WNOHANG):
+                    pass
+                if self._status is not None:
+                    return self._status
+        finally:
+            os.close(descriptor)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on while the command runs; afterwards remember that the user wants to leave.
