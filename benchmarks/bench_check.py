@@ -111,7 +111,7 @@ def models_report(pool: ProcessPoolExecutor) -> Iterator[str]:
     found = [each for models in pool.map(_models, COMPARED) for each in models]
     yield "## Steps of whole models"
     yield ""
-    yield f"{len(COMPARED)} models. No allowance of a forward was chosen on them; those of backwards were mended on their sound steps."
+    yield f"{len(COMPARED)} models. Allowances of backwards, no others, were mended on their sound steps."
     yield ""
     yield "| precision | sound steps | calls judged | of backwards | skipped | errors | warnings |"
     yield "|---|---|---|---|---|---|---|"
