@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tests.operators import operator_database
+from tests.recorded_dumps import recorded
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.families import Family, family_of
 from trainermon.core.errors import DumpError
@@ -111,17 +112,12 @@ def test_an_empty_tensor_keeps_its_type(dump):
 
 
 def test_an_ellipsis_is_given_again(tmp_path):
-    debugger = PrecisionDebugger(dump_path=str(tmp_path), task="tensor", level="L1")
-    try:
-        debugger.start()
+    def step():
         torch.zeros(2, 3)[..., 1] = 5.0
-        debugger.stop()
-        debugger.step()
-    finally:
-        PrecisionDebugger.close()
-    [path] = tmp_path.rglob("dump.json")
-    [entry] = read_dump(path.parent).entries
 
-    _, index, value = rebuild(path.parent, load_raw(path.parent).data, entry).call.args
+    directory = recorded(tmp_path, step)
+    [entry] = read_dump(directory).entries
+
+    _, index, value = rebuild(directory, load_raw(directory).data, entry).call.args
 
     assert (index, value) == ((..., 1), 5.0)

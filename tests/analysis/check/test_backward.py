@@ -11,9 +11,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from tests.recorded_dumps import recorded
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.judge import Status
-from trainermon.analysis.check.checking import check_dump, dumps_below
+from trainermon.analysis.check.checking import check_dump
 from trainermon.analysis.check.screen import render_text
 from trainermon.analysis.check.tables import write_files
 
@@ -25,20 +26,7 @@ def nothing_is_left():
 
 
 def dumped(folder, step):
-    config = folder / "config.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    task = {"task": "tensor", "level": "L1", "dump_path": str(folder / "dump"), "tensor": {"risk_level": "ALL"}}
-    config.write_text(json.dumps(task))
-    debugger = PrecisionDebugger(str(config))
-    try:
-        debugger.start()
-        step()
-        debugger.stop()
-        debugger.step()
-    finally:
-        PrecisionDebugger.close()
-    [directory] = dumps_below(folder)
-    return directory
+    return recorded(folder, step, risk_level="ALL")
 
 
 def backwards(folder, step):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import recorded_dumps
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.checking import check_dump, dumps_below
@@ -77,19 +78,7 @@ def test_a_sound_step_has_no_error(tmp_path, dtype, autocast):
 
 
 def recorded(folder, step):
-    config = folder / "config.json"
-    task = {"task": "tensor", "level": "L1", "dump_path": str(folder / "dump"), "tensor": {"risk_level": "ALL"}}
-    config.write_text(json.dumps(task))
-    debugger = PrecisionDebugger(str(config))
-    try:
-        debugger.start()
-        step()
-        debugger.stop()
-        debugger.step()
-    finally:
-        PrecisionDebugger.close()
-    [directory] = dumps_below(folder)
-    return directory
+    return recorded_dumps.recorded(folder, step, risk_level="ALL")
 
 
 def test_a_number_is_compared_as_the_kernel_does(tmp_path):

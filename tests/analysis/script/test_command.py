@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.analysis.check.test_ops import Spoiled
+from tests.recorded_dumps import recorded
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.calls import OperationCall
 from trainermon.analysis.script.emit import ReproducedCall, write_folder
@@ -244,17 +245,12 @@ def trained(tmp_path_factory):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 24), nn.LayerNorm(24), nn.GELU(), nn.Linear(24, 4))
     table, targets = nn.Parameter(torch.randn(10, 16)), torch.arange(8) % 4
-    debugger = PrecisionDebugger(dump_path=str(folder), task="tensor", level="L1")
-    try:
-        debugger.start()
+
+    def step():
         logits = net(nn.functional.embedding(torch.arange(8), table))
         nn.functional.cross_entropy(logits + logits.tanh(), targets).backward()
-        debugger.stop()
-        debugger.step()
-    finally:
-        PrecisionDebugger.close()
-    [path] = folder.rglob("dump.json")
-    return path.parent
+
+    return recorded(folder, step)
 
 
 def test_every_backward_of_a_step_becomes_a_script_that_runs(trained, tmp_path, capsys):

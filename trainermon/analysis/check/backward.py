@@ -209,7 +209,7 @@ class GradientChecker:
         call = rounded(call, inside) if inside is not None else call
         try:
             product = VectorProduct(BackwardCall(call, gradients, family, backward.arguments, inside))
-        except Exception as error:
+        except Exception as error:  # whatever a foreign kernel raises: there is no common type
             why = (str(error).splitlines() or [type(error).__name__])[0][:160]
             raise DumpError(f"cannot be run in float64: {why}") from error
         if not product.chooses_as(made):
