@@ -21,13 +21,13 @@ CUDA_TESTS := tests/agent/hang tests/dump tests/replay tests/statistics tests/mo
 # The base dependencies of the package are enough for all in these folders but what is marked `extras`, and these files.
 LIGHT_TESTS := tests/core tests/exporters tests/alerts/across_ranks tests/alerts/conditions
 WITH_EXTRAS := tests/core/test_derived.py tests/core/test_outbox.py tests/exporters/influxdb tests/exporters/test_export_command.py tests/exporters/prometheus/test_conformance.py
-KERNELS := trainermon/statistics/moments.c trainermon/statistics/checksums.c
+KERNELS := trainermon/statistics/moments.c trainermon/statistics/checksums.c trainermon/statistics/pairs.c trainermon/statistics/faults.c trainermon/statistics/positions.c trainermon/statistics/signs.c trainermon/statistics/crc32.c
 INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_cpu.lock requirements/cuda.lock pyproject.toml setup.py $(KERNELS)
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
+.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -132,6 +132,9 @@ bench-detection: $(READY) ## judge the alert rules on labelled runs of twelve fa
 bench-diagnosis: $(READY) ## diagnose more than 200 injected faults in every parallel split, and write docs/diagnosis.md
 	$(BIN)/python -m benchmarks.bench_diagnosis --write
 
+fuzz-checkpoints: $(READY) ## open 12,000 damaged checkpoints of every format
+	CHECKPOINT_MUTATIONS=1000 $(BIN)/pytest -q tests/analysis/checkpoint/test_damaged.py -k damaged_files
+
 bench-hangs: $(READY) $(CUDA_READY) ## let small jobs hang and die, and count who is blamed rightly, with both builds of torch
 	$(BIN)/python -m benchmarks.bench_hangs
 	$(CUDA_VENV)/bin/python -m benchmarks.bench_hangs
@@ -141,6 +144,9 @@ bench-compare-quality: $(READY) ## compare labelled pairs of dumps, and write do
 
 bench-check: $(READY) ## judge sound and broken results of operations and models, and write docs/check_quality.md
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -W ignore -m benchmarks.bench_check --write
+
+bench-check-cost: $(READY) $(BENCH_READY) ## time check run beside mindstudio-probe, and write both verdicts into docs/check_quality.md
+	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -W ignore -m benchmarks.bench_check_cost --write
 
 bench-gpu: $(READY) ## measure the statistics kernels on a CUDA device
 	$(BIN)/python benchmarks/bench_statistics.py --device cuda

@@ -2,7 +2,7 @@
 
 python -m benchmarks.bench_check                   # the operator database, wrong kernels and models; print
 python -m benchmarks.bench_check --write           # and write docs/check_quality.md
-python -m benchmarks.bench_check --part kernels    # one part: healthy, faults, kernels, models or compiled
+python -m benchmarks.bench_check --part kernels    # one part: healthy, faults, gradients, kernels, models or compiled
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks.checks.database import DTYPES
+from benchmarks.checks.gradients import broken_gradients, sound_gradients
 from benchmarks.checks.grid import Verdict, compiled_verdicts, faulty_verdicts, healthy_verdicts, wrong_kernel_verdicts
 from benchmarks.checks.models import CheckedModel, checked_models
 from benchmarks.families.catalogue import COMPARED
@@ -32,7 +33,7 @@ SEEDS = 5
 EVERY = 16
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
-PARTS = ("healthy", "faults", "kernels", "models", "compiled")
+PARTS = ("healthy", "faults", "gradients", "kernels", "models", "compiled")
 
 
 def main() -> None:
@@ -45,8 +46,15 @@ def main() -> None:
             print(f"{part}: {time.monotonic() - started_s:.0f} s", flush=True)
     print("\n".join(lines))
     if arguments.write:
-        before = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-        PAGE.write_text(before + MARK + "\n" + "\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        before, mark, after = PAGE.read_text(encoding="utf-8").partition(MARK)
+        sections = _sections(after) | _sections("\n".join(lines))
+        PAGE.write_text(before + mark + "\n" + "\n\n".join(sections.values()) + "\n", encoding="utf-8")
+
+
+def _sections(text: str) -> dict[str, str]:
+    """Return the sections of a page by their titles: a part that was not run keeps what it said."""
+    found = [f"## {section.strip()}" for section in ("\n" + text).split("\n## ")[1:]]
+    return {section.partition("\n")[0]: section for section in found}
 
 
 def healthy_report(pool: ProcessPoolExecutor) -> Iterator[str]:
@@ -54,11 +62,7 @@ def healthy_report(pool: ProcessPoolExecutor) -> Iterator[str]:
     verdicts = _joined(pool.map(_healthy, DTYPES))
     yield "## Sound results of the operator database"
     yield ""
-    yield "| type | way to compute | half | judged | errors | warnings |"
-    yield "|---|---|---|---|---|---|"
-    for (dtype, what, half), found in _grouped(verdicts, lambda one: (one.dtype, one.what, _half(one))).items():
-        wrong, coarse = (_of(_count(found, status), len(found)) for status in ("error", "warning"))
-        yield f"| {dtype} | {what} | {half} | {len(found)} | {wrong} | {coarse} |"
+    yield from _sound_table(verdicts)
     yield ""
     yield "Errors:"
     yield ""
@@ -66,6 +70,14 @@ def healthy_report(pool: ProcessPoolExecutor) -> Iterator[str]:
         if one.status == "error":
             way = f"by {one.what} ({_half(one)})"
             yield f"* `{one.name}` in {one.dtype} {way}: {one.reason}, {one.worst:.3g} × what is allowed"
+
+
+def _sound_table(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    yield "| type | way to compute | half | judged | errors | warnings |"
+    yield "|---|---|---|---|---|---|"
+    for (dtype, what, half), found in _grouped(verdicts, lambda one: (one.dtype, one.what, _half(one))).items():
+        wrong, coarse = (_of(_count(found, status), len(found)) for status in ("error", "warning"))
+        yield f"| {dtype} | {what} | {half} | {len(found)} | {wrong} | {coarse} |"
 
 
 def faults_report(pool: ProcessPoolExecutor) -> Iterator[str]:
@@ -88,6 +100,24 @@ def faults_report(pool: ProcessPoolExecutor) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     small = [one for one in verdicts if one.kind != "gross"]
     yield from _found(small, lambda one: f"{one.roundoffs}, {'factor' if one.kind == 'scale' else 'at random'}")
+
+
+def gradients_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield how many sound backwards of the operator database are errors and warnings, and which faults are found."""
+    verdicts = _joined(pool.map(_gradients, DTYPES))
+    yield "## Gradients of the operator database"
+    yield ""
+    yield from _sound_table(verdicts)
+    yield ""
+    for one in verdicts:
+        if one.status == "error":
+            yield f"* `{one.key}` by {one.what} ({_half(one)}): {one.reason}, {one.worst:.3g} × what is allowed"
+    yield ""
+    yield "| fault | type | half | gradients | error | error or warning |"
+    yield "|---|---|---|---|---|---|"
+    broken = _joined(pool.map(_broken_gradients, DTYPES[:3]))
+    yield from _found(broken, lambda _: "all of the following")
+    yield from _found(broken, lambda one: one.what)
 
 
 def kernels_report(pool: ProcessPoolExecutor) -> Iterator[str]:
@@ -151,6 +181,7 @@ def compiled_report(pool: ProcessPoolExecutor) -> Iterator[str]:
 _REPORTS = {
     "healthy": healthy_report,
     "faults": faults_report,
+    "gradients": gradients_report,
     "kernels": kernels_report,
     "models": models_report,
     "compiled": compiled_report,
@@ -203,6 +234,14 @@ def _healthy(dtype: torch.dtype) -> list[Verdict]:
 
 def _faulty(dtype: torch.dtype) -> list[Verdict]:
     return faulty_verdicts(dtype)
+
+
+def _gradients(dtype: torch.dtype) -> list[Verdict]:
+    return sound_gradients(dtype, SAMPLES)
+
+
+def _broken_gradients(dtype: torch.dtype) -> list[Verdict]:
+    return broken_gradients(dtype)
 
 
 def _kernels(dtype: torch.dtype) -> list[Verdict]:

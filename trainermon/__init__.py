@@ -10,52 +10,63 @@ Importing trainermon does not import torch; the public names are resolved on fir
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from trainermon.core.log import set_level
 
 if TYPE_CHECKING:
     from trainermon.analysis.check.dumps import check
+    from trainermon.analysis.checkpoint.comparison import compare_checkpoints
+    from trainermon.analysis.checkpoint.opening import open_checkpoint
     from trainermon.analysis.compare import compare, compare_distributed
+    from trainermon.analysis.environment.checker import ConfigChecker
+    from trainermon.analysis.environment.recorder import EnvironmentRecorder
     from trainermon.dump.debugger import PrecisionDebugger
     from trainermon.dump.online.dispatch import AccuracyDispatch, PtdbgDispatch
+    from trainermon.monitor.gradient_probe import GradientMonitor
     from trainermon.monitor.session import TrainerMon, compile_friendly
 
 __all__ = [
     "AccuracyDispatch",
+    "ConfigChecker",
+    "EnvironmentRecorder",
+    "GradientMonitor",
     "PrecisionDebugger",
     "PtdbgDispatch",
     "TrainerMon",
     "__version__",
     "check",
     "compare",
+    "compare_checkpoints",
     "compare_distributed",
     "compile_friendly",
+    "open_checkpoint",
 ]
 __version__ = "0.1.0"
 
 set_level()
 
 
+# Some of these load torch, so each is imported only when it is asked for.
+_HOMES = {
+    "AccuracyDispatch": "trainermon.dump.online.dispatch",
+    "ConfigChecker": "trainermon.analysis.environment.checker",
+    "EnvironmentRecorder": "trainermon.analysis.environment.recorder",
+    "GradientMonitor": "trainermon.monitor.gradient_probe",
+    "PrecisionDebugger": "trainermon.dump.debugger",
+    "PtdbgDispatch": "trainermon.dump.online.dispatch",
+    "TrainerMon": "trainermon.monitor.session",
+    "check": "trainermon.analysis.check.dumps",
+    "compare": "trainermon.analysis.compare",
+    "compare_checkpoints": "trainermon.analysis.checkpoint.comparison",
+    "compare_distributed": "trainermon.analysis.compare",
+    "compile_friendly": "trainermon.monitor.session",
+    "open_checkpoint": "trainermon.analysis.checkpoint.opening",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("TrainerMon", "compile_friendly"):
-        from trainermon.monitor import session  # loads torch, so only when asked for
-
-        return getattr(session, name)
-    if name == "PrecisionDebugger":
-        from trainermon.dump import debugger
-
-        return debugger.PrecisionDebugger
-    if name in ("AccuracyDispatch", "PtdbgDispatch"):
-        from trainermon.dump.online import dispatch
-
-        return getattr(dispatch, name)
-    if name in ("compare", "compare_distributed"):
-        from trainermon.analysis import compare
-
-        return getattr(compare, name)
-    if name == "check":
-        from trainermon.analysis.check import dumps
-
-        return dumps.check
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,10 +20,14 @@ COMMANDS = {
     "diagnose": ("trainermon.analysis.diagnosis.command", "find the first bad module of a step, and explain it"),
     "replay": ("trainermon.analysis.diagnosis.replay_command", "re-run a step that was saved to disk, in this process"),
     "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),
+    "graph": ("trainermon.analysis.graph.command", "show the calls of a dump as a tree, and where it goes wrong"),
     "check": ("trainermon.analysis.check.command", "judge the operations of a dump, or of a device, against float64"),
     "script": ("trainermon.analysis.script.command", "write a script that reproduces one recorded call"),
+    "env": ("trainermon.analysis.environment.command", "collect and compare what trainings run on and with"),
     "restore": ("trainermon.dump.files.restore", "finish dump files left behind by a killed process"),
+    "gradients": ("trainermon.analysis.gradients.command", "compare the signs of two runs' gradients"),
     "tensor": ("trainermon.analysis.tensor.command", "inspect dumped tensors: show, diff, top, hist, convert"),
+    "checkpoint": ("trainermon.analysis.checkpoint.command", "inspect, verify or compare checkpoints of any format"),
     "anomalies": ("trainermon.msprobe.anomaly_order", "list the anomalies of all ranks in training order"),
     "rules": ("trainermon.alerts.rules_command", "list, check or test alert rules"),
     "dashboards": ("trainermon.dashboards.command", "install the dashboards in Grafana, or write them to files"),
@@ -45,10 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="trainermon", description="Watches distributed PyTorch training from the inside."
     )
     parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
+    asked_for = next((word for word in words if not word.startswith("-")), None)  # not also the `compare` of others
     subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for name, (module_name, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name in words:
+        if name == asked_for:
             importlib.import_module(module_name).add_arguments(subparser)
     arguments = parser.parse_args(words)
     module = importlib.import_module(COMMANDS[arguments.subcommand][0])

@@ -16,6 +16,8 @@ from benchmarks.checks.healthy import IMPLEMENTATIONS, compiled, eager
 from benchmarks.checks.wrong_kernels import wrong_kernels
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 
+# Against float64 a result in float64 cannot be judged to its own roundoffs.
+_AS_REFERENCE = (torch.float64, torch.complex128)
 _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
 
 
@@ -83,7 +85,7 @@ def wrong_kernel_verdicts(dtype: torch.dtype, seeds: int) -> list[Verdict]:
             worst = _worst(judge_call(each.name, each.call, each.result))
             kind = "right" if worst.status.value in each.expected else "wrong"
             case = DatabaseCall(each.name, f"{each.name}||{str(dtype).removeprefix('torch.')}|{seed}", each.call)
-            found.append(_verdict(case, each.what, kind, 0, [worst]))
+            found.append(verdict_on(case, each.what, kind, 0, [worst]))
     return found
 
 
@@ -95,7 +97,7 @@ def _judged(each: DatabaseCall, what: str, compute: Any) -> Iterator[Verdict]:
     except Exception:  # noqa: BLE001  # a sample for another device, or no such rule
         return
     if _worst(found).status is not Status.SKIP:
-        yield _verdict(each, what, "healthy", 0, found)
+        yield verdict_on(each, what, "healthy", 0, found)
 
 
 def _broken(each: DatabaseCall) -> Iterator[Verdict]:
@@ -106,30 +108,35 @@ def _broken(each: DatabaseCall) -> Iterator[Verdict]:
     except Exception:  # noqa: BLE001  # a sample for another device
         return
     leaves, form = pytree.tree_flatten(sound)
-    at = next((number for number, leaf in enumerate(leaves) if _is_judged(leaf)), None)
+    at = next((number for number, leaf in enumerate(leaves) if is_floating(leaf)), None)
     if at is None:
         return
     for fault in result_faults():
-        changed = _changed(leaves[at].detach(), fault, each.key)
-        moved = ~_equal(changed, leaves[at])
+        if fault.roundoffs and leaves[at].dtype in _AS_REFERENCE:
+            continue
+        changed = changed_by(leaves[at].detach(), fault, each.key)
+        moved = differs(changed, leaves[at])
         if bool(moved.any()):
             result = pytree.tree_unflatten([*leaves[:at], changed, *leaves[at + 1 :]], form)
             found = judge_call(each.name, each.call, result)
-            yield _verdict(each, fault.name, fault.kind, fault.roundoffs, found, is_placed=_is_placed(found, moved))
+            yield verdict_on(each, fault.name, fault.kind, fault.roundoffs, found, is_placed=_is_placed(found, moved))
 
 
-def _is_judged(leaf: Any) -> bool:
+def is_floating(leaf: Any) -> bool:
+    """Return whether a value is a dense tensor of floating or complex numbers that is not empty."""
     floating = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     return floating and leaf.layout is torch.strided and bool(leaf.numel())
 
 
-def _changed(given: Tensor, fault: ResultFault, key: str) -> Tensor:
+def changed_by(given: Tensor, fault: ResultFault, key: str) -> Tensor:
+    """Return what a fault makes of a result; what it draws depends on the call's key."""
     seed = int.from_bytes(hashlib.sha256(f"{key}|{fault.name}".encode()).digest()[:4])
     return fault.change(given.clone(), torch.Generator().manual_seed(seed))
 
 
-def _equal(one: Tensor, other: Tensor) -> Tensor:
-    return (one == other) | (one.isnan() & other.isnan())
+def differs(one: Tensor, other: Tensor) -> Tensor:
+    """Return where two tensors differ; a NaN equals a NaN."""
+    return (one != other) & ~(one.isnan() & other.isnan())
 
 
 def _is_placed(found: list[Judgement], moved: Tensor) -> bool | None:
@@ -145,9 +152,10 @@ def _worst(found: list[Judgement]) -> Judgement:
     return min(found, key=lambda one: _ORDER.index(one.status))
 
 
-def _verdict(
+def verdict_on(
     each: DatabaseCall, what: str, kind: str, roundoffs: int, found: list[Judgement], *, is_placed: bool | None = None
 ) -> Verdict:
+    """Return the verdict on a call whose results have these judgements."""
     worst = _worst(found)
     return Verdict(
         each.key, each.is_held_out, what, kind, roundoffs, worst.status.value, worst.reason, worst.worst, is_placed

@@ -69,6 +69,11 @@ IMPLEMENTATIONS: Mapping[str, Callable[[OperationCall], Any]] = {
 }
 
 
+def in_simpler_operations() -> TorchDispatchMode:
+    """Return a context in which torch's own decompositions take the place of its kernels."""
+    return _Decomposed()
+
+
 class _Decomposed(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

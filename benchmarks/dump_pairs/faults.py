@@ -143,11 +143,13 @@ def _broken_before(prepared: Prepared, fault: Fault | None) -> Truth:
 
 def _choose(prepared: Prepared, fault: Fault, run: Callable[[], None]) -> Place:
     places: list[Place] = []
+    given_back: set[Place] = set()
 
     def note(place: Place, result: Any) -> Any:
         tensor = result[0] if isinstance(result, tuple) else result
         if _is_computed(place, tensor) and tensor.requires_grad and tensor.numel() > 1:
             places.append(place)
+            tensor.register_hook(lambda _: given_back.add(place))
         return result
 
     mode = _Watched(prepared.model, note)
@@ -158,7 +160,10 @@ def _choose(prepared: Prepared, fault: Fault, run: Callable[[], None]) -> Place:
     prepared.model.load_state_dict(state)
     for parameter in prepared.model.parameters():
         parameter.grad = None
-    return places[min(int(fault.place * len(places)), len(places) - 1)]
+    at = min(int(fault.place * len(places)), len(places) - 1)
+    if fault.kind == "backward":  # of some results only an order is taken, through which no gradient goes back
+        return next(place for place in (*places[at:], *reversed(places)) if place in given_back)
+    return places[at]
 
 
 def _is_computed(place: Place, result: Any) -> bool:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.judge import Status, judge_call
+from trainermon.accuracy.reference import RoundoffMove
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 UNIT = 2.0**-24
@@ -45,6 +46,17 @@ CALLS: dict[str, Any] = {
     "sum": (lambda x: x.sum(-1), (48, 96)),
     "cat": (lambda x, y: torch.cat([x, y]), (48, 40), (48, 40)),
 }
+
+
+@given(st.integers(0, 3), st.floats(1e-3, 1e3))
+def test_probes_move_numbers_by_a_roundoff_of_float32_up_and_down(probe, size):
+    numbers = torch.full((64,), size, dtype=torch.float64)
+
+    moved = RoundoffMove(torch.Generator().manual_seed(0), probe)(numbers)
+
+    steps = (moved / numbers - 1) / UNIT
+    assert steps.abs().tolist() == pytest.approx([1.0] * 64, rel=1e-6)
+    assert {round(step) for step in steps.tolist()} == {-1, 1}
 
 
 def healthy(name, dtype):

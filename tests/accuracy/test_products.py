@@ -61,3 +61,20 @@ def test_a_mask_of_the_least_number_of_its_type_hides_no_fault():
     for number, one in enumerate(found):
         assert excess(product, number, one) < 1
         assert excess(product, number, one * 1.001) > 1
+
+
+@pytest.mark.parametrize(("form", "other"), [("none", "tanh"), ("tanh", "none")])
+def test_the_derivative_of_gelu_is_rounded_at_one_where_it_cancels(form, other):
+    """For negative numbers 1 + erf and 1 - tanh^2 keep the rounding of 1; a wrong formula is far beyond that."""
+    torch.manual_seed(3)
+    tensor, gradient = torch.randn(256, 256) * 3, torch.randn(256, 256)
+    call = OperationCall(functional.gelu, [tensor], {"approximate": form})
+    product = VectorProduct(BackwardCall(call, [gradient], family_of("gelu"), [0]))
+
+    def backward(approximate):
+        return torch.ops.aten.gelu_backward(gradient, tensor, approximate=approximate)
+
+    assert excess(product, 0, backward(form)) < 1
+    assert excess(product, 0, backward(other)) > 10
+    assert excess(product, 0, backward(form) * 1.01) > 10
+    assert excess(product, 0, gradient * torch.special.ndtr(tensor)) > 10

@@ -64,6 +64,9 @@ class FakeNode:
     def order(self, body: Any) -> dict[str, Any]:
         raise NotImplementedError
 
+    def take_finding(self, body: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
     async def flush(self) -> bool:
         return True
 

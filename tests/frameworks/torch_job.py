@@ -19,7 +19,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.weight_truth import assert_weights_add_up
 from trainermon import TrainerMon
+from trainermon.monitor.environment.weights import recorded_weights, training_of
 
 STEPS = 2
 MAX_NORM = 0.25
@@ -29,6 +31,7 @@ CONFIG = {
     "mv_distribution": True,
     "ur_distribution": True,
     "xy_distribution": True,
+    "gradient_signs": {"level": "L2"},
     "agent": {"start": False},
 }
 
@@ -127,6 +130,9 @@ def train(variant, *, monitored, run_id):
     with contextlib.ExitStack() as stack:
         if monitored:
             monitor = stack.enter_context(TrainerMon(CONFIG | variant.config | {"run_id": run_id}))
+            dtype = next(model.parameters()).dtype
+            wholes = {name: weight.to(dtype) for name, weight in reference.named_parameters() if weight.requires_grad}
+            assert_weights_add_up(recorded_weights([model], training_of([model], optimizer)), wholes)
             monitor.set_monitor(model, optimizer, grad_acc_steps=variant.micro_steps, **variant.groups)
         for step in range(STEPS):
             before = variant.whole(model, optimizer, "value") if monitored else {}

@@ -7,6 +7,8 @@ import torch
 
 from tests.journal_rows import RankJournal
 from tests.reference import assert_equal
+from tests.sign_truth import assert_signs_are_of
+from trainermon.analysis.gradients.runs import open_gradients
 from trainermon.core.values import NO_ELEMENTS, Kind
 
 HELD = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
@@ -35,6 +37,7 @@ class Job:
         self.journals = [PlacedJournal(folder / "spool" / name, rank) for rank in range(world_size)]
         self.told = [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(world_size)]
         self.steps = range(len(self.told[0]["steps"]))
+        self.run_directory = folder / "output" / name
 
     def rows(self, step, kind, micro_step=None):
         """Yield (rank, name, row, placement)."""
@@ -81,6 +84,14 @@ def assert_every_row_is_its_slice(job, *, sharded_dim=lambda name, shape: 0):
                         math.prod(placement.shape) if placement.length is None else placement.length
                     )
                     assert_equal(row, flat[placement.offset : end])
+
+
+def assert_signs_are_those_of_whole_gradients(job):
+    found = open_gradients(job.run_directory).steps
+    assert sorted(found) == list(job.steps)
+    for step in job.steps:
+        ranks = [read() for read in found[step].values()]
+        assert_signs_are_of(ranks, job.told[0]["steps"][step]["grad_reduced"])
 
 
 def assert_norm_is_the_frameworks_own(job, *, rel=1e-6):

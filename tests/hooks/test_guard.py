@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainermon import TrainerMon
+from trainermon.core.errors import DumpError
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 
 EVERYTHING = {
@@ -48,6 +49,15 @@ def test_contained_passes_its_bound_arguments_first_and_returns_the_result():
     contained = FaultGuard(pytest.fail).wrap(lambda *args: args, 1, 2)
 
     assert contained(3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_trace"), [(DumpError("full"), False), (OSError("full"), False), (KeyError(1), True)]
+)
+def test_what_the_message_says_in_full_has_no_traceback(error, has_trace, caplog):
+    FaultGuard(lambda message: None).trip(error)
+
+    assert [bool(record.exc_info) for record in caplog.records] == [has_trace]
 
 
 def test_after_the_first_fault_nothing_is_called_any_more():

@@ -46,14 +46,19 @@ def test_every_public_name_resolves_and_has_a_docstring(module_name):
 def test_the_public_names_of_the_package_are_frozen():
     assert sorted(trainermon.__all__) == [
         "AccuracyDispatch",
+        "ConfigChecker",
+        "EnvironmentRecorder",
+        "GradientMonitor",
         "PrecisionDebugger",
         "PtdbgDispatch",
         "TrainerMon",
         "__version__",
         "check",
         "compare",
+        "compare_checkpoints",
         "compare_distributed",
         "compile_friendly",
+        "open_checkpoint",
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 from tests.statistics.conftest import rows_by
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill
-from trainermon.statistics import compiled
+from trainermon.statistics import compiled, library
 
 NEEDED_FLAGS = {"x86-64": set(), "x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq"}}
 
@@ -24,7 +24,7 @@ ITEM = 65_536  # as in moments.c: one thread reads these after each other
 @pytest.fixture
 def without_library(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAINERMON_KERNEL", raising=False)
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     return tmp_path
 
 
@@ -36,7 +36,7 @@ def test_a_library_that_cannot_be_loaded_is_passed_over_with_a_warning(without_l
     (without_library / f"_moments{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
 
     assert compiled.load() is None
-    assert "statistics are computed by torch calls: cannot load" in caplog.text
+    assert "the compiled kernels are done without: cannot load" in caplog.text
 
 
 def test_asking_for_a_library_that_is_missing_is_an_error(without_library, monkeypatch):

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from trainermon.accuracy.calls import OperationCall, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.judge import Judgement, Status, coarsest_roundoff, family_of_call
-from trainermon.accuracy.places import place_of
+from trainermon.accuracy.places import index_at, place_of
 from trainermon.accuracy.reference import Reference, unit_roundoff
 from trainermon.accuracy.screen import QuickReference
 
@@ -92,8 +92,7 @@ def _is_near(given: Tensor, after: QuickReference, number: int) -> bool:
     finer = after.results[number]
     if not given.is_floating_point():
         return torch.equal(given, finer)
-    off = given.to(finer.dtype).sub(finer).abs_().mul_(1 / _NEAR)
-    return bool((off <= after.bound(number, given.dtype)).all())
+    return after.within(given, number, _NEAR)
 
 
 def _quick(
@@ -106,7 +105,7 @@ def _quick(
     if not given.is_floating_point():
         return JudgedChange(_of(given, Status.PASS, "")) if torch.equal(observed.to(after.dtype), after) else None
     predicted = after - before
-    off = (observed.to(after.dtype) - given.to(after.dtype)).sub_(predicted).abs_()
+    off = observed.to(after.dtype, copy=True).sub_(given).sub_(predicted).abs_()
     allowed = sum(reference.bound(number, given.dtype) for reference in quick)
     if not bool((off <= allowed).all()):
         return None
@@ -160,7 +159,6 @@ class _PreciseChange:
         if not bool(above.any()):
             return dataclasses.replace(_of(self._given, Status.PASS, ""), worst=float(ratios.max()))
         at = int(ratios.argmax())
-        place = torch.unravel_index(torch.tensor(at), self._given.shape) if self._given.dim() else ()
         seen, predicted = changes or (self._observed, self._after)
         is_coarse = changes is not None and rough <= 1
         finite = bool(self._observed.isfinite().all()) or not bool(self._after.isfinite().all())
@@ -168,7 +166,7 @@ class _PreciseChange:
         return dataclasses.replace(
             _of(self._given, Status.WARNING if is_coarse else Status.ERROR, reason),
             worst=float(ratios.max()),
-            index=tuple(int(i) for i in place),
+            index=index_at(at, self._given.shape),
             device_value=seen.flatten()[at].item(),
             golden_value=predicted.flatten()[at].item(),
             share_above=float(above.double().mean()),

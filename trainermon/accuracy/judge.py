@@ -16,7 +16,7 @@ from trainermon.accuracy.calls import OperationCall, plain
 from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.gauge import RESIDUALS, residual_error
 from trainermon.accuracy.legacy_metrics import LegacyVerdict
-from trainermon.accuracy.places import Place, place_of
+from trainermon.accuracy.places import Place, index_at, place_of
 from trainermon.accuracy.products import GradientSum, RankSum
 from trainermon.accuracy.randomness import is_drawn, is_idle, odds_against
 from trainermon.accuracy.reference import Reference, unit_roundoff
@@ -209,19 +209,14 @@ class _FloatingResult:
 
     def __init__(self, given: Tensor, exact: Tensor, family: Family) -> None:
         self._given, self._exact, self._family = given, exact, family
-        self._rounded = exact.to(given.dtype)
-        self._wide = given.to(exact.dtype)
-        self._error = (self._wide - self._rounded.to(exact.dtype)).abs()
+        self._rounded = exact.to(given.dtype).to(exact.dtype)
+        self._wide = given.to(exact.dtype)  # of types of 8 bits torch does not say what is finite
+        self._error = (self._wide - self._rounded).abs()
 
     def judgement(self, reference: Reference | GradientSum | RankSum, number: int, coarsest: float) -> Judgement:
         ends = self._range_ends()
         wrong = self._nonfinite_mismatch() & ~ends
-        same = (
-            (self._wide == self._rounded.to(self._exact.dtype))
-            | (self._given.isnan() & self._rounded.isnan())
-            | ends
-            | self._flushed()
-        )
+        same = (self._wide == self._rounded) | (self._wide.isnan() & self._rounded.isnan()) | ends | self._flushed()
         error = torch.where(same, 0.0, self._error)
         if not bool(error.any()) and not bool(wrong.any()):
             return self._result(Status.PASS, "", error.double(), torch.zeros_like(wrong), ends)
@@ -236,7 +231,9 @@ class _FloatingResult:
             return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
         if coarsest > _SINGLE and self._family is not Family.EXACT:
             rough = self._ratios(error, reference.allowed(number, self._given.dtype, coarsest), wrong)
+            off = torch.where(same, 0.0, self._wide - self._rounded)
             is_small = float(error.norm()) <= reference.allowed_norm(number, coarsest)
+            is_small = is_small and not reference.is_scaled(off, coarsest)
             if not bool((rough > 1).any()) and is_small and not _is_isolated(fine, error):
                 return self._result(Status.WARNING, "coarse", fine, above, ends)
         return self._result(
@@ -247,9 +244,12 @@ class _FloatingResult:
         """Return where float64 leaves the type's range, and the result is infinite or its largest number."""
         if self._given.is_complex():
             return torch.zeros(self._given.shape, dtype=torch.bool)
-        overflows = self._rounded.isinf() & self._exact.isfinite()
-        largest = self._wide.abs() >= torch.finfo(self._given.dtype).max
-        return overflows & largest & (self._wide.sign() == self._exact.sign())
+        most = torch.finfo(self._given.dtype).max
+        is_largest = (self._wide.abs() >= most) & (self._wide.sign() == self._exact.sign())
+        if self._given.dtype.itemsize == 1:  # beyond their range some devices give NaN, others the largest number
+            beyond = self._exact.isfinite() & (self._exact.abs() > most) & (is_largest | self._wide.isnan())
+            return beyond & (self._wide != self._rounded) & ~(self._wide.isnan() & self._rounded.isnan())
+        return self._rounded.isinf() & self._exact.isfinite() & is_largest
 
     def _flushed(self) -> Tensor:
         """Return where the result is zero because float64 gives less than the type's smallest normal number."""
@@ -258,11 +258,11 @@ class _FloatingResult:
         return (self._wide == 0) & (self._exact.abs() < torch.finfo(self._given.dtype).tiny)
 
     def _nonfinite_mismatch(self) -> Tensor:
-        given, golden = self._given, self._rounded
+        given, golden = self._wide, self._rounded
         if given.is_complex():
             return given.isfinite() != golden.isfinite()
         return (given.isnan() != golden.isnan()) | (
-            (given.isinf() | golden.isinf()) & (self._wide != golden.double()) & ~given.isnan()
+            (given.isinf() | golden.isinf()) & (given != golden) & ~given.isnan()
         )
 
     def _ratios(self, error: Tensor, allowed: Tensor, wrong: Tensor) -> Tensor:
@@ -283,9 +283,7 @@ class _FloatingResult:
 
     def _result(self, status: Status, reason: str, ratios: Tensor, above: Tensor, ends: Tensor) -> Judgement:
         at = int(ratios.argmax()) if ratios.numel() else 0
-        index = (
-            tuple(int(i) for i in torch.unravel_index(torch.tensor(at), self._given.shape)) if self._given.dim() else ()
-        )
+        index = index_at(at, self._given.shape)
         given, golden = self._wide.flatten()[at].item(), self._exact.flatten()[at].item()
         bias = self._bias()
         if status is Status.PASS and bool(ends.any()):
@@ -301,7 +299,7 @@ class _FloatingResult:
             index=index,
             device_value=given,
             golden_value=golden,
-            device_nonfinite=int((~self._given.isfinite()).sum()),
+            device_nonfinite=int((~self._wide.isfinite()).sum()),
             golden_nonfinite=int((~self._rounded.isfinite()).sum()),
             share_above=float(above.double().mean()),
             digits=_digits(given, golden),
@@ -348,7 +346,7 @@ def _judge_whole(given: Tensor, exact: Tensor, alternatives: list[Tensor], famil
     return dataclasses.replace(
         _of(given, Status.ERROR, "differs", family),
         worst=math.inf,
-        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(at), given.shape)) if given.dim() else (),
+        index=index_at(at, given.shape),
         device_value=given.flatten()[at].item(),
         golden_value=exact.flatten()[at].item(),
         share_above=float(differs.double().mean()),

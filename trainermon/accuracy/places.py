@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +34,19 @@ class Place:
             f"{low}" if high == low + 1 else f"{low}:{high}" for low, high in zip(self.begin, self.end, strict=True)
         )
         return f"{self.kind} [{spans}], {self.number} element{'s' * (self.number != 1)}"
+
+
+def index_at(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of an element by its number in memory order; torch's own loads a library for algebra.
+
+    >>> index_at(7, (2, 3, 2))
+    (1, 0, 1)
+    """
+    found = []
+    for size in reversed(shape):
+        number, place = divmod(number, size)
+        found.append(place)
+    return tuple(reversed(found))
 
 
 def place_of(wrong: Tensor) -> Place:

@@ -8,18 +8,20 @@ allowed to them like their inputs; what they round beyond that is judged as in a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.allowances import HARD_TO_DIFFERENTIATE, gradient_allowance
-from trainermon.accuracy.calls import OperationCall, cast, plain
+from trainermon.accuracy.calls import OperationCall, cast, eps_of, mapped, plain
 from trainermon.accuracy.families import Family
+from trainermon.accuracy.inner_sums import error_of_paths
 from trainermon.accuracy.reference import RoundoffMove, magnitude_of, smallest_number, unit_roundoff
+from trainermon.accuracy.whole_errors import allowed_norm, common_factor, is_swamped, most_likely
 
 NUM_PROBES = 4
 _SINGLE = 2.0**-24
@@ -76,6 +78,17 @@ def gradients_on(backward: BackwardCall, device: str) -> list[Tensor]:
     return _products(pairs, wanted)
 
 
+def as_call(backward: BackwardCall) -> OperationCall:
+    """Return a backward as a call that takes arguments, keywords and gradients of results, and gives gradients."""
+
+    def run(args: Sequence[Any], kwargs: Mapping[str, Any], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        call = backward.call._replace(args=args, kwargs=kwargs)
+        return gradients_on(backward._replace(call=call, gradients=gradients), "cpu")
+
+    call = backward.call
+    return OperationCall(run, [list(call.args), dict(call.kwargs), list(backward.gradients)], {}, call.is_custom)
+
+
 class VectorProduct:
     """The gradients that one call gives back to the tensors it takes, in float64 on the CPU.
 
@@ -107,7 +120,10 @@ class VectorProduct:
 
     def allowed(self, number: int, unit: float) -> Tensor:
         """Return the allowed error of the gradient of the tensor `number`, before it is rounded to its own type."""
-        share = gradient_allowance(getattr(self.backward.call.function, "__name__", ""), self.backward.family)
+        call = self.backward.call
+        form = str(call.kwargs.get("approximate", "none"))
+        name = getattr(call.function, "__name__", "")
+        share = gradient_allowance(name, self.backward.family, form)
         exact = _of(self.results, number).abs()
         inside = self.backward.inside
         allowed = 2 * (share.ulps * unit + (unit_roundoff(inside) if inside else 0.0)) * exact
@@ -117,10 +133,14 @@ class VectorProduct:
         else:
             terms = math.sqrt(self._num_terms(number)) * self._spread(number)
         allowed = allowed + share.sums * math.sqrt(self._num_terms(number)) * unit * terms
+        given = self.backward.gradients[0]
+        if share.ones and given is not None and given.shape == exact.shape:
+            allowed = allowed + 2 * share.ones * unit * plain(given).abs().double()
         if share.probes:
             moved = _floored(self._moved(number), share.floor) * (unit / _SINGLE)
             allowed = allowed + share.probes * moved + 2 * _floored(self._saved(number), 1.0)
-        return allowed
+        lost = error_of_paths(name, call, exact) if number == 0 else None
+        return allowed if lost is None else allowed + unit * lost
 
     def alternatives(self, number: int) -> list[Tensor]:
         """Return the gradient of the tensor `number` in runs with slightly moved inputs, for results that jump."""
@@ -128,13 +148,22 @@ class VectorProduct:
             return []
         return [_of(probe, number) for probe in self._probed()]
 
+    def is_swamped(self, number: int, unit: float) -> bool:
+        """Return whether a sum that is rounded to `unit` may lose terms of the gradient of the tensor `number`."""
+        turned = [_of(one, number).abs() for one in self._turns()]
+        return is_swamped(_of(self.results, number), torch.stack(turned).square().mean(0).sqrt(), unit)
+
+    def argument(self, number: int) -> int | None:
+        """Return which tensor among the arguments the gradient `number` is of; None: of none of them."""
+        return number
+
     def _num_terms(self, number: int) -> float:
         """Return about how many numbers are summed into an element, as far as the sizes tell."""
         made = max(1, _of(self.results, number).numel())
         tensors = self.backward.call.tensors
         given = sum(one.numel() for one in self.backward.gradients if one is not None)
         if self.backward.family is Family.CONTRACTION:
-            others = [tensor.numel() for place, tensor in enumerate(tensors) if place != number]
+            others = [tensor.numel() for place, tensor in enumerate(tensors) if place != self.argument(number)]
             return max(1.0, given / made, math.sqrt(given * max(others, default=1) / made))
         picked = [tensor.numel() for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
         summed = max(1.0, given / made, max(picked, default=1))
@@ -151,20 +180,35 @@ class VectorProduct:
         That is what the product comes to for gradients whose signs are drawn at random, where nothing cancels as a
         rule; of a product that sums nothing it is the magnitude.
         """
+        found = [_of(one, number).abs() for one in (self.results, *self._turns())]
+        return torch.stack(found).amax(0)
+
+    def _turns(self) -> list[list[Tensor | None]]:
+        """Return the product for gradients whose signs are drawn at random, a few times."""
         if self._turned is None:
             generator = torch.Generator().manual_seed(1)
-            turn = partial(_turned, generator=generator)
-            self._turned = [self._run(turn=turn) for _ in range(NUM_PROBES)]
-        found = [_of(one, number).abs() for one in (self.results, *self._turned)]
-        return torch.stack(found).amax(0)
+            self._turned = self._runs(turns=[partial(_turned, generator=generator)] * NUM_PROBES)
+        return self._turned
 
     def _saved(self, number: int) -> Tensor:
         """Return by how much it changes if the forward's results are kept in their own type for the backward."""
         if self._from_saved is None:
-            shapes = {one.shape: one.dtype for one in self.backward.gradients if one is not None}
-            with torch.autograd.graph.saved_tensors_hooks(lambda one: _kept(one, shapes), lambda one: one):
+            with torch.autograd.graph.saved_tensors_hooks(self._kept, lambda one: one):
                 self._from_saved = self._run()
         return _largest([_of(self._from_saved, number)], _of(self.results, number))
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Return a saved tensor as it is kept in the type of a result of its shape.
+
+        What is neither of a result's shape nor of an argument's was made on the way, as the mean of a row.
+        """
+        types = {one.shape: one.dtype for one in self.backward.gradients if one is not None}
+        taken = {one.shape for one in self.backward.call.tensors}
+        coarsest = max(types.values(), key=unit_roundoff, default=None)
+        dtype = types.get(tensor.shape) or (None if tensor.shape in taken else coarsest)
+        if dtype is None or not tensor.is_floating_point() or not dtype.is_floating_point:
+            return tensor
+        return tensor.detach().to(dtype).to(tensor.dtype)
 
     def _probed(self) -> list[list[Tensor | None]]:
         if self._probes is None:
@@ -183,28 +227,102 @@ class VectorProduct:
         pairs = [(one, two) for one, two in zip(moved, self.results, strict=True) if one is not None]
         return moved if all(two is not None and one.shape == two.shape for one, two in pairs) else None
 
-    def _run(self, changes: Callable[[], _Change] = lambda: _same, turn: _Change | None = None) -> list[Tensor | None]:
-        """Return the product of changed arguments and gradients, each by one of `changes`; gradients by `turn`, too."""
+    def _run(self, changes: Callable[[], _Change] = lambda: _same) -> list[Tensor | None]:
+        """Return the product of changed arguments and gradients, each by one of `changes`."""
+        [found] = self._runs(changes, [_same])
+        return found
+
+    def _runs(
+        self, changes: Callable[[], _Change] = lambda: _same, turns: Sequence[_Change] = ()
+    ) -> list[list[Tensor | None]]:
+        """Return the products of changed arguments and gradients, these as each of `turns` has them; of one forward."""
         call, change = self.backward.call, changes()
-        args, kwargs = pytree.tree_map(
-            lambda value: change(cast(value, torch.float64)), (list(call.args), dict(call.kwargs))
+        keywords = {**call.kwargs, **eps_of(call.function, call.args, call.kwargs)}
+        args, kwargs = (
+            mapped(lambda value: change(cast(value, torch.float64)), one) for one in (list(call.args), keywords)
         )
         taken = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         wanted = [leaf for number, leaf in enumerate(taken) if number in self.backward.wanted]
         for leaf in wanted:
             leaf.requires_grad_()
         with torch.enable_grad(), torch._C.DisableTorchFunction():
-            args, kwargs = pytree.tree_map_only(Tensor, torch.Tensor.clone, (args, kwargs))
+            args, kwargs = (mapped(_cloned, one) for one in (args, kwargs))
+            copies = [leaf.grad_fn for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             result = call.function(*args, **kwargs)
             made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
             self._choices = self._choices or [_choice(one) for one in made]
-            pairs = [
-                (one, (turn or _same)(changes()(plain(gradient).to(one.dtype))))
-                for one, gradient in zip(made, self.backward.gradients, strict=True)
+            graded = [
+                (one, changes()(plain(gradient).to(one.dtype)))
+                for one, gradient in self._graded(made)
                 if gradient is not None and one.requires_grad
             ]
-            found = iter(_products(pairs, wanted))
+            return [self._given_back([(one, turn(given)) for one, given in graded], taken, copies) for turn in turns]
+
+    def _graded(self, made: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        """Return each result with its gradient."""
+        return list(zip(made, self.backward.gradients, strict=True))
+
+    def _given_back(
+        self, pairs: Sequence[tuple[Tensor, Tensor]], taken: Sequence[Tensor], _copies: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """Return what autograd gives for results with gradients: one for each tensor that the call takes."""
+        found = iter(_products(pairs, [leaf for leaf in taken if leaf.requires_grad]))
         return [next(found) if leaf.requires_grad else None for leaf in taken]
+
+
+class LastStep(VectorProduct):
+    """What the operation that made the first result gives back: msprobe records that of each call, and no more.
+
+    A call may be made of several operations: the last one of a cross entropy gives back the gradient of the logarithms.
+
+    Attributes:
+        results: One for each tensor that the operation takes; None of those that are not differentiated.
+        arguments: For each of these its number among the tensors of the call's arguments; None: it is not one of them.
+    """
+
+    arguments: Sequence[int | None] = ()
+
+    def argument(self, number: int) -> int | None:
+        """Return which tensor among the arguments the gradient `number` is of; None: of one made on the way."""
+        return self.arguments[number]
+
+    def _graded(self, made: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        gradients, last = self.backward.gradients, made[0].grad_fn
+        own = [one for one in made if one.grad_fn is last and one.output_nr < len(gradients)]
+        return [(one, gradients[one.output_nr]) for one in own]
+
+    def _given_back(
+        self, pairs: Sequence[tuple[Tensor, Tensor]], taken: Sequence[Tensor], copies: Sequence[Any]
+    ) -> list[Tensor | None]:
+        last = pairs[0][0].grad_fn if pairs else None
+        if last is None:
+            raise ValueError("its first result has no gradient")
+        edges = [edge for edge, _ in last.next_functions]
+        self.arguments = [copies.index(edge) if edge is not None and edge in copies else None for edge in edges]
+        found: list[Tensor | None] = []
+        handle = last.register_hook(lambda given, _: found.extend(given))
+        try:
+            super()._given_back(pairs, taken, copies)
+        finally:
+            handle.remove()
+        return [None if one is None else plain(one) for one in found]
+
+
+class GivenBack(Protocol):
+    """Interface of what one call gives back to the tensors it takes."""
+
+    @property
+    def results(self) -> Sequence[Tensor | None]:
+        """What it gives back to each of them, in float64."""
+
+    def allowed(self, number: int, unit: float) -> Tensor:
+        """Return the allowed error of each element, see `VectorProduct.allowed`."""
+
+    def is_swamped(self, number: int, unit: float) -> bool:
+        """Return whether a sum that is rounded to `unit` may lose terms."""
+
+    def alternatives(self, number: int) -> list[Tensor]:
+        """Return what it gives back for slightly moved inputs."""
 
 
 class GradientSum:
@@ -220,8 +338,9 @@ class GradientSum:
         results: The gradient.
     """
 
-    def __init__(self, parts: Sequence[tuple[VectorProduct, int]], like: Tensor) -> None:
+    def __init__(self, parts: Sequence[tuple[GivenBack, int]], like: Tensor) -> None:
         self._parts = parts
+        self._output = like.dtype
         self._zero = torch.zeros(like.shape, dtype=torch.complex128 if like.is_complex() else torch.float64)
         self.results = [self._sum([_of(product.results, number) for product, number in parts])]
 
@@ -236,9 +355,22 @@ class GradientSum:
             allowed = allowed + product.allowed(place, unit)
         return allowed
 
-    def allowed_norm(self, _number: int, _unit: float) -> float:
-        """Return infinity: errors are not limited as a whole."""
-        return math.inf
+    def allowed_norm(self, number: int, unit: float) -> float:
+        """Return the norm that the errors of all elements together may have."""
+        return allowed_norm(self.allowed(number, self._output, unit))
+
+    def is_scaled(self, error: Tensor, unit: float) -> bool:
+        """Return whether one of the calls gives back too much or too little by a factor that no rounding explains."""
+        return any(
+            common_factor(error, _of(product.results, place)).is_systematic(unit)
+            and not product.is_swamped(place, unit)
+            for product, place in self._parts
+        )
+
+    def culprit(self, given: Tensor) -> int | None:
+        """Return the number of the part whose multiple explains why `given` is another gradient; None: none alone."""
+        error = plain(given).to(self.results[0].dtype) - self.results[0]
+        return most_likely(error, [_of(product.results, place) for product, place in self._parts])
 
     def alternatives(self, _number: int) -> list[Tensor]:
         """Return the gradient for slightly moved inputs of the calls, several times."""
@@ -275,6 +407,10 @@ class RankSum:
         """Return infinity: errors are not limited as a whole."""
         return math.inf
 
+    def is_scaled(self, _error: Tensor, _unit: float) -> bool:
+        """Return False: each addition may round."""
+        return False
+
     def alternatives(self, _number: int) -> list[Tensor]:
         """Return nothing: a sum does not jump."""
         return []
@@ -282,6 +418,10 @@ class RankSum:
 
 def _turned(gradient: Tensor, generator: torch.Generator) -> Tensor:
     return gradient * (2 * torch.randint(0, 2, gradient.shape, generator=generator, dtype=torch.int8) - 1)
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _same(value: Any) -> Any:
@@ -293,7 +433,9 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) 
     if not pairs or not wanted:
         return [torch.zeros_like(leaf) for leaf in wanted]
     results, gradients = zip(*pairs, strict=True)
-    found: Sequence[Tensor | None] = torch.autograd.grad(results, wanted, gradients, allow_unused=True)
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        results, wanted, gradients, retain_graph=True, allow_unused=True
+    )
     return [torch.zeros_like(leaf) if one is None else plain(one) for leaf, one in zip(wanted, found, strict=True)]
 
 
@@ -306,14 +448,6 @@ def _of(results: Sequence[Tensor | None], number: int) -> Tensor:
     if found is None:
         raise ValueError(f"argument {number} is not differentiated")
     return found.detach()
-
-
-def _kept(tensor: Tensor, types: dict[torch.Size, torch.dtype]) -> Tensor:
-    """Return a saved tensor as it is kept in the type of a result of its shape."""
-    dtype = types.get(tensor.shape)
-    if dtype is None or not tensor.is_floating_point() or not dtype.is_floating_point:
-        return tensor
-    return tensor.detach().to(dtype).to(tensor.dtype)
 
 
 def _blurred(tensor: Tensor, generator: torch.Generator) -> Tensor:

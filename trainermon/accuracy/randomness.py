@@ -17,6 +17,7 @@ from trainermon.accuracy.calls import OperationCall, plain
 from trainermon.accuracy.reference import unit_roundoff
 
 _SIGMAS = 5.0
+_NO_CHANCE = math.log(1e-12)
 # What the statistic of Kolmogorov and Smirnov times the root of the number exceeds with the probability of five sigmas.
 _DISTANCE = 2.75
 _DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_dropout": 2}
@@ -56,6 +57,32 @@ def is_idle(name: str, call: OperationCall) -> bool:
     """Return whether a dropout drops nothing: it is not training, or its share is zero."""
     found = _dropout_of(name, call)
     return found is not None and found.share == 0
+
+
+class DroppedElements(NamedTuple):
+    """What a dropout kept of each element, and where that shows: of a zero it does not."""
+
+    kept: Tensor
+    known: Tensor
+    share: float
+
+    def repeats(self, other: DroppedElements) -> bool:
+        """Return whether two dropouts dropped the same, and it cannot be chance (one in a million million)."""
+        known = self.known & other.known
+        if self.kept.shape != other.kept.shape or bool(((self.kept != other.kept) & known).any()):
+            return False
+        agree = self.share * other.share + (1 - self.share) * (1 - other.share)
+        return float(known.sum()) * math.log(agree) < _NO_CHANCE
+
+
+def dropped_elements(name: str, call: OperationCall, given: Any) -> DroppedElements | None:
+    """Return what a dropout of single elements dropped; None of any other call, and of one that drops all or none."""
+    dropout = _dropout_of(name, call)
+    if dropout is None or _DROPOUTS[_last(name)] or not 0 < dropout.share < 1 or not isinstance(given, Tensor):
+        return None
+    if given.shape != dropout.taken.shape:
+        return None
+    return DroppedElements(plain(given) != 0, (dropout.taken != 0) & dropout.taken.isfinite(), dropout.share)
 
 
 def odds_against(name: str, call: OperationCall, given: Tensor) -> str | None:

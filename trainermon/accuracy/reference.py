@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainermon.accuracy.allowances import allowance_of
+from trainermon.accuracy.allowances import Allowance, allowance_of
 from trainermon.accuracy.calls import OperationCall, RepeatableCall, plain
 from trainermon.accuracy.families import Family
+from trainermon.accuracy.inner_sums import error_of_sums
 
 NUM_PROBES = 4
 # Each pair of columns agrees in half of the rows: up to four arguments have every sign relative to the first.
 _TURNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 _SINGLE = 2.0**-24
+_SAMPLED, _MOST = 1 << 16, 0.75
 # What they give depends on the type that they are given, not only on the numbers in it.
 OF_OWN_TYPE = frozenset(
     ["hash_tensor", "nan_to_num", "nextafter", "view", "view_copy", "frexp", "item", "type", "bincount"]
@@ -56,6 +58,7 @@ class Reference:
 
     def __init__(self, call: OperationCall, family: Family, name: str = "") -> None:
         self._again = RepeatableCall(call)
+        self._call, self._name = call, name.rpartition(".")[2]
         self._family = family
         self._is_sparse = any(tensor.layout is not torch.strided for tensor in call.tensors)
         self._sizes = [tensor.numel() for tensor in call.tensors]
@@ -82,15 +85,18 @@ class Reference:
             allowed = allowed + 2 * share.ulps * unit * exact
         if share.inputs and self._first is not None and self._first.shape == exact.shape:
             allowed = allowed + 2 * share.inputs * unit * self._first
+        if share.tails and self._first is not None and self._first.shape == exact.shape:
+            normal = torch.finfo(torch.float64 if output is torch.float64 else torch.float32).tiny
+            allowed = allowed + share.tails * normal * self._first
         if share.ones:
             allowed = allowed + 2 * share.ones * unit
         if share.sums:
             allowed = allowed + share.sums * math.sqrt(self._num_terms(number)) * unit * self._magnitude(number)
         if share.probes and (self._family is not Family.ROUNDED or self._has_float_numbers):
             moved = self._moved(number) * (unit / _SINGLE)
-            floor = share.floor * float(moved.square().mean().sqrt()) if moved.numel() else 0.0
-            allowed = allowed + share.probes * moved.clamp(min=floor if math.isfinite(floor) else 0.0)
-        return allowed
+            allowed = allowed + share.probes * floored(moved, share)
+        lost = error_of_sums(self._name, self._call, exact)
+        return allowed if lost is None else allowed + unit * lost
 
     def allowed_norm(self, number: int, unit: float) -> float:
         """Return the norm that the errors of the result `number` together may have; infinite if it is no sum.
@@ -103,6 +109,10 @@ class Reference:
         squares = self._again.run(torch.float64, _squared)[number].abs()
         walk = max(float(squares.sum().sqrt()), float(self.results[number].abs().norm()))
         return 2 * math.sqrt(self._num_terms(number)) * unit * walk
+
+    def is_scaled(self, _error: Tensor, _unit: float) -> bool:
+        """Return False: results are judged element by element, and by their norm."""
+        return False
 
     def alternatives(self, number: int) -> list[Tensor]:
         """Return the result `number` of runs with slightly moved inputs, for results that jump; [] if it is exact."""
@@ -152,6 +162,15 @@ class Reference:
         return results if same else None
 
 
+def floored(moved: Tensor, share: Allowance) -> Tensor:
+    """Return changes of elements, of none less than the floor that is a share of what all of them change by."""
+    floor = share.floor * float(moved.square().mean().sqrt()) if moved.numel() else 0.0
+    if share.usual and moved.numel():
+        flat = moved.flatten()[:: 1 + moved.numel() // _SAMPLED]
+        floor = min(floor, share.usual * float(flat.quantile(_MOST)))
+    return moved.clamp(min=floor if math.isfinite(floor) else 0.0)
+
+
 class RoundoffMove:
     """Moves every number of a call by a roundoff of float32, up or down.
 
@@ -172,7 +191,8 @@ class RoundoffMove:
             case Tensor() if value.is_floating_point() or value.is_complex():
                 if self._signs and bool((value.abs() == 1).all()):
                     return value
-                return value * (1 + next(self._turns) * _SINGLE * self._signs_of(value.shape))
+                # 1 plus a roundoff of float32 would be 1 again: signs are of no wider type
+                return torch.add(value, value * self._signs_of(value.shape), alpha=next(self._turns) * _SINGLE)
             case float() if math.isfinite(value) and not value.is_integer():
                 return value * (1 + next(self._turns) * _SINGLE)
             case _:
@@ -180,7 +200,11 @@ class RoundoffMove:
 
     def _signs_of(self, shape: torch.Size) -> Tensor:
         if shape not in self._signs:
-            self._signs[shape] = 2 * torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8) - 1
+            self._signs[shape] = (
+                2
+                * torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8, device=self._generator.device)
+                - 1
+            )
         return self._signs[shape]
 
 

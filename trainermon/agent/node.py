@@ -10,6 +10,7 @@ from trainermon.agent.assembly import AgentParts
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.orders.answers import OrderAnswer
 from trainermon.agent.orders.desk import OrderDesk
+from trainermon.agent.orders.findings import FindingDesk
 from trainermon.agent.self_metrics import AgentMetrics
 from trainermon.agent.turn.faults import TurnFaults
 from trainermon.agent.web.findings import RunFindings
@@ -52,6 +53,7 @@ class RunNode:
         self._desk = OrderDesk(
             orders.commands, parts.watch, orders.reactions, margin_steps=parts.settings.escalation.margin_steps
         )
+        self._found = FindingDesk(parts.watch, orders.reactions, alerting.judge.report)
         self._hang = hang
         self._flush = flush
         self._stop = stop
@@ -126,6 +128,10 @@ class RunNode:
     def order(self, body: Any) -> OrderAnswer:
         """Send a client's command to the ranks it names in `ranks`, or to all that live; return how it was taken."""
         return self._desk.order(body)
+
+    def take_finding(self, body: Any) -> OrderAnswer:
+        """Evaluate what another program has found about a local rank; return that it was taken."""
+        return self._found.take(body)
 
     async def flush(self) -> bool:
         """Store everything read so far in the run directory; return whether that succeeded."""

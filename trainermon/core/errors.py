@@ -8,6 +8,8 @@
     ├── StoreError         the run's stored segments cannot be read or written
     ├── RuleError          an alert rule is wrong: file, rule, key, found, expected
     ├── DumpError          a dump cannot be read or written
+    ├── CheckpointError    a checkpoint cannot be read: file, found, what to do
+    ├── PackError          a pack of an environment cannot be read or written
     ├── DashboardError     a Grafana cannot be reached, or refuses the dashboards
     └── QueryError         a query is wrong or too large
 
@@ -48,6 +50,14 @@ class RuleError(TrainermonError, ValueError):
 
 class DumpError(TrainermonError):
     """Raised if a dump cannot be read or written."""
+
+
+class CheckpointError(TrainermonError):
+    """Raised if a checkpoint cannot be read: it is damaged, incomplete or of no known format."""
+
+
+class PackError(TrainermonError):
+    """Raised if a pack (what was collected of a training's environment) cannot be read or written."""
 
 
 class DashboardError(TrainermonError):

@@ -16,6 +16,8 @@ from trainermon.core.errors import ConfigError
 
 T = TypeVar("T")
 
+# Evaluating the annotations of a class anew costs a millisecond, and files have thousands of parts of one class.
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 SHOWN_CHARACTERS = 200
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
@@ -31,7 +33,7 @@ def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type; the message has the path of the key.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _HINTS.get(cls) or _HINTS.setdefault(cls, typing.get_type_hints(cls))
     for key in raw:
         if key not in hints:
             name = str(key)[:SHOWN_CHARACTERS]

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+_PLAIN = frozenset([str, int, bool, type(None)])
+
 
 class TextEnum(str, enum.Enum):
     """A closed set of names: each is equal to its text, and shown as it. For Python 3.10, which has no `StrEnum`."""
@@ -326,6 +328,14 @@ class Action(TextEnum):
     STOP = "stop"
 
 
+class GradientLevel(TextEnum):
+    """What is written of each gradient: a checksum (L0), its signs (L1), or signs and distribution (L2)."""
+
+    L0 = "L0"
+    L1 = "L1"
+    L2 = "L2"
+
+
 class DumpTask(TextEnum):
     """How much a dump writes of each tensor: `statistics`, or `tensor` (all elements too). What writes more is last."""
 
@@ -382,6 +392,8 @@ def as_plain(value: Any) -> Any:
     Works for every value of this module, nested in lists and dicts too. Non-finite floats, which JSON does not have,
     become the text 'NaN', 'Infinity' or '-Infinity'.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -390,6 +402,8 @@ def as_plain(value: Any) -> Any:
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    return value
+    return _nonfinite_name(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _nonfinite_name(value: float) -> str:
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

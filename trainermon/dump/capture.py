@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.encode import TensorLeaf, encode, encode_output
+from trainermon.dump.facts.module_attributes import ConstructedModule, further_tensors, has_further
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.forms import tensor_form
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
@@ -40,6 +41,7 @@ class _CapturedModule:
     stem: str
     is_root: bool
     stage: int
+    attributes: ConstructedModule
     calls: list[_ForwardCall] = dataclasses.field(default_factory=list)
 
 
@@ -329,11 +331,12 @@ class ModuleCapture:
         key = call.key(FORWARD)
         value, call.value = call.value, {}
         value["output"] = outputs
+        leaves = [*leaves]
         if not self._gathered:
-            leaves = [*leaves]
             value["parameters"] = _parameters(call.watched.module, leaves, gathered=False)
+        facts = _facts(call.watched, leaves)
         self.writer.record(key, leaves)
-        value[EXTRA] = {"order": self.writer.next_order(), **self._extra()}
+        value[EXTRA] = {"order": self.writer.next_order(), **self._extra(), **facts}
         if call.watched.is_root:
             self.writer.add_root(key, value)
         else:
@@ -385,9 +388,8 @@ def _watched_below(
     for path, module in root.named_modules():
         name = names.get(module, plain_name(path))
         if module is root or (chosen(name, scope) and type(module).__name__ != FSDP1):
-            yield _CapturedModule(
-                module, _stem("" if module is root else name, module), is_root=module is root, stage=stage
-            )
+            stem = _stem("" if module is root else name, module)
+            yield _CapturedModule(module, stem, module is root, stage, ConstructedModule(module))
 
 
 def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str, Tensor]]:
@@ -407,6 +409,18 @@ def _parameters(module: nn.Module, leaves: list[TensorLeaf], *, gathered: bool) 
         forms[name] = tensor_form(parameter)
         leaves.append(TensorLeaf(f"parameters.{name}", parameter, forms[name]))
     return forms
+
+
+def _facts(watched: _CapturedModule, leaves: list[TensorLeaf]) -> dict[str, Any]:
+    """Return what else the forward of one of torch's own modules depends on; the tensors in it join `leaves`."""
+    text = watched.attributes.text()
+    if text is None:
+        return {}
+    forms = {}
+    for name, tensor in further_tensors(watched.module) if has_further(watched.module) else ():
+        forms[name] = tensor_form(tensor)
+        leaves.append(TensorLeaf(f"tensors.{name}", tensor, forms[name]))
+    return {"attributes": text, "tensors": forms} if forms else {"attributes": text}
 
 
 def _owners(watched: Sequence[_CapturedModule], *, gathered: bool) -> dict[Tensor, list[tuple[str, str]]]:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 from torch import nn
@@ -17,14 +17,25 @@ from trainermon.core.config.reading import read_mapping
 from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.log import make_log_visible
 from trainermon.core.values import well_formed
-from trainermon.dump.debugger_config import FREE_BENCHMARK, DebuggerConfig, default_file, read_debugger_config
+from trainermon.dump.debugger_config import (
+    FREE_BENCHMARK,
+    GRAD_PROBE,
+    DebuggerConfig,
+    default_file,
+    read_debugger_config,
+)
 from trainermon.dump.files.layout import layout_of
 from trainermon.dump.files.records import DumpInfo, RankLayout
+from trainermon.dump.files.waiting import has_room
+from trainermon.dump.online.preheat import PeerErrors
 from trainermon.dump.online.session import FreeBenchmarkStep
 from trainermon.dump.online.turns import Turns
 from trainermon.dump.recording import CustomFunction, DumpRecording, Models, named_models
 from trainermon.dump.seeds import DEFAULT_SEED, seed_all
 from trainermon.hooks.guard import FaultGuard
+
+if TYPE_CHECKING:
+    from trainermon import GradientMonitor
 
 logger = logging.getLogger("trainermon")
 
@@ -111,12 +122,15 @@ class PrecisionDebugger:
         make_log_visible(quiet=_rank() != 0)
         for note in (*self._notes, *_seed(self._config)):
             logger.log(logging.INFO if _rank() else logging.WARNING, "%s", note)  # once in a job of many ranks
-        self._step = self._num_overflows = 0
+        self._step = self._num_overflows = self._num_skipped = 0
+        self._skipped: int | None = None
         self._pid = os.getpid()
         self._recording: DumpRecording | FreeBenchmarkStep | None = None
         self._turns = Turns(every=self._config.free_benchmark.every, budget_ms=self._config.free_benchmark.budget_ms)
+        self._peers = PeerErrors(self._config.free_benchmark)
         self._custom: list[CustomFunction] = []
         self._is_interrupted = self._is_only_inside = False
+        self._gradients: GradientMonitor | None = None
         self._guard = FaultGuard(lambda _message: self._abandon())
         PrecisionDebugger._instance = self
 
@@ -155,6 +169,26 @@ class PrecisionDebugger:
             if self._config.collects_modules:
                 _require_modules(models, self._config.level)
             self._begin(models, _rank() if rank_id is None else rank_id)
+
+    @classmethod
+    def monitor(cls, model: nn.Module | Sequence[nn.Module], optimizer: Any = None) -> None:
+        """With task grad_probe: write numbers and signs of the gradients at each step of the optimizer.
+
+        `GradientMonitor.monitor` has the details. With another task it does nothing, and says so in the log.
+
+        Raises:
+            AttachError: The model or the optimizer cannot be watched.
+        """
+        self = cls._instance
+        if self is None:
+            return
+        if self._config.task != GRAD_PROBE:
+            logger.warning("monitor(model) has no effect: it belongs to task grad_probe, not to %s", self._config.task)
+            return
+        from trainermon import GradientMonitor  # a room above this one, which the package hands out
+
+        self._gradients = GradientMonitor(self._config)
+        self._gradients.monitor(model, optimizer)
 
     @classmethod
     def stop(cls) -> None:
@@ -254,6 +288,8 @@ class PrecisionDebugger:
         """Close the open dump and reset the class: the next construction makes another debugger."""
         if cls._instance is not None:
             cls._instance._finish()
+            if cls._instance._gradients is not None:
+                cls._instance._gradients.stop()
             cls._instance = None
 
     def _reload(self) -> None:
@@ -271,22 +307,46 @@ class PrecisionDebugger:
 
     def _begin(self, model: Models, rank: int, *, only_inside: bool = False) -> None:
         config = self._config
-        is_chosen = (not config.step or self._step in config.step) and (not config.rank or rank in config.rank)
-        if not is_chosen or config.dump_enable is False or self._guard.tripped or self._has_enough():
+        is_chosen = config.chooses(self._step) and (not config.rank or rank in config.rank)
+        is_off = config.task == GRAD_PROBE or config.dump_enable is False  # a probe waits for the optimizer
+        if not is_chosen or is_off or self._guard.tripped or self._has_enough():
             return
         if self._recording is None:
             directory = Path(config.dump_path) / f"step{self._step}" / f"rank{rank}"
+            if not self._has_room(directory):
+                return
             layout = self._guard.wrap(layout_of)(named_models(model)) or RankLayout()
             info = DumpInfo(
-                step=self._step, rank=rank, reason="ordered by the script", notes=self._notes, layout=layout
+                step=self._step,
+                rank=rank,
+                reason="ordered by the script",
+                notes=self._notes,
+                layout=layout,
+                skipped_steps=self._num_skipped,
             )
             if config.task == FREE_BENCHMARK:
-                self._recording = self._guard.wrap(FreeBenchmarkStep)(directory, config, info, self._turns)
+                self._recording = self._guard.wrap(FreeBenchmarkStep)(directory, config, info, self._turns, self._peers)
             else:
                 self._recording = self._guard.wrap(DumpRecording)(directory, config, info)
         if self._recording is not None:
             self._is_only_inside = only_inside
             self._guard.wrap(functools.partial(self._recording.begin, only_inside=only_inside))(model, self._custom)
+
+    def _has_room(self, directory: Path) -> bool:
+        """Return whether this step may be dumped, as far as those allow that still wait to be judged.
+
+        A step that may not is counted once, and stays without a dump: half of one would be worth nothing.
+        """
+        wanted = functools.partial(has_room, directory.parent.parent, directory.parent, self._config.max_pending)
+        if self._skipped != self._step and self._guard.wrap(wanted)():
+            return True
+        if self._skipped != self._step:
+            self._skipped = self._step
+            self._num_skipped += 1
+            if self._num_skipped == 1:
+                where, limit = self._config.dump_path, self._config.max_pending
+                logger.warning("step %d is not dumped: max_pending, %d steps, wait in %s", self._step, limit, where)
+        return False
 
     def _finish(self) -> None:
         recording, self._recording = self._recording, None

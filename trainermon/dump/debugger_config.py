@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +11,20 @@ from typing import Any
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build, require
-from trainermon.core.values import DumpTask
-from trainermon.dump.online.options import FreeBenchmarkConfig
+from trainermon.core.values import DumpTask, GradientLevel
+from trainermon.dump.online.options import JUDGING, FreeBenchmarkConfig, Perturbation
 from trainermon.dump.seeds import MAX_SEED
 
 FREE_BENCHMARK = "free_benchmark"
-TASKS = (*DumpTask, "structure", "overflow_check", FREE_BENCHMARK)
+GRAD_PROBE = "grad_probe"
+TASKS = (*DumpTask, "structure", "overflow_check", FREE_BENCHMARK, GRAD_PROBE)
 LEVELS = ("L0", "L1", "mix", "debug")
 DATA_MODES = ("all", "forward", "backward", "input", "output")
 SUMMARY_MODES = ("statistics", "md5", "crc32", "xor")
 RISK_LEVELS = ("ALL", "CORE", "FOCUS")
 FILE_FORMATS = ("pt", "npy")
+SIGN_FORMATS = ("bits", "npy")
+_MSPROBE_KEYS = {"grad_level": "level", "param_list": "params"}
 MAX_NUMBER = 1_000_000
 MIB = 1 << 20
 
@@ -30,7 +34,6 @@ OTHER_TASKS: Mapping[str, str] = {
     "run_ut": _JUDGED,
     "diff_check": "dump both runs with summary_mode md5, and use `trainermon compare`",
     "nan_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
-    "grad_probe": "TrainerMon records every gradient; `trainermon diagnose RUN --against REFERENCE` compares two runs",
 }
 """Tasks of msprobe that are none here, and what to do instead."""
 
@@ -47,9 +50,13 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "load": "nothing that was dumped is fed into a model",
     "enable_dataloader": "steps end where the script calls step(), whatever loads the data",
     "check_mode": "NaN and Inf are counted in what every call returns, on any device",
+    "online_run_ut": "`trainermon check follow DUMP_PATH --push tls://HOST:PORT` has calls run on another host",
     "acl_config": "there is no level of NPU kernels",
 }
 """Keys of msprobe that are accepted and change nothing, and why."""
+
+_WITH_ONLINE = ("nfs_path", "host", "port", "tls_path", "online_run_ut_recompute")
+"""Keys that belong to `online_run_ut`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,17 +70,42 @@ class TensorSlice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientProbeConfig:
+    """What task grad_probe writes of each gradient.
+
+    Attributes:
+        level: `L0` the CRC-32 of the elements, `L1` their signs, `L2` signs and distribution; extremes and norm always.
+        params: Parameters, as names, name prefixes or `*` patterns; none: all.
+        bounds: Elements are counted in `(-inf, b0]`, `(b0, b1]` … `(bn, inf)`; rising.
+        sign_format: `bits`, files of bitmaps alone, or `npy`, msprobe's files of booleans beside them.
+    """
+
+    level: GradientLevel = GradientLevel.L1
+    params: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = (-1.0, 0.0, 1.0)
+    sign_format: str = "bits"
+
+    def __post_init__(self) -> None:
+        rises = all(low < high for low, high in itertools.pairwise(self.bounds))
+        require(rises, "grad_probe.bounds", list(self.bounds), "numbers that rise")
+        require(self.sign_format in SIGN_FORMATS, "grad_probe.sign_format", self.sign_format, "bits or npy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DebuggerConfig:
     """The configuration of a dump: what is recorded, when, and where it is written.
 
     Attributes:
         task: `statistics`, `tensor` (the tensors too), `structure` (names, stacks and nesting alone),
-            `overflow_check` (the statistics of steps in which a call gives NaN or Inf), or `free_benchmark` (nothing is
-            recorded; calls are tried while they run).
+            `overflow_check` (the statistics of steps in which a call gives NaN or Inf), `free_benchmark` (nothing is
+            recorded; calls are tried while they run), or `grad_probe` (numbers and signs of gradients, see `monitor`).
         dump_path: Folder of `step<N>/rank<R>`.
         level: `L0` modules, `L1` calls of torch functions, `mix` both, `debug` what `save` is given.
         rank: Ranks that dump; none: all. Numbers, or `"a-b"` for a range with both ends.
         step: Steps that are dumped, likewise.
+        step_interval: Of these, those whose number is a multiple of it.
+        max_pending: A step is skipped, and counted, while so many steps wait in `dump_path`; 0: no limit. For
+            `trainermon check follow`, which deletes what it has judged.
         dump_enable: True or False: the file is read again at each `start` when it has changed, and False there stops
             the dump. None: it is read once.
         extra_info: Whether stack.json and construct.json are written.
@@ -95,6 +127,7 @@ class DebuggerConfig:
         seed: Given to `seed_all` when the debugger is made.
         is_deterministic: Likewise, as its `mode`; without either nothing is seeded.
         free_benchmark: What task free_benchmark does with the calls that `scope` and `list` choose.
+        grad_probe: What task grad_probe writes of each gradient.
         flush_s: How long entries may wait to be written, and so what a killed process may lose; 0: nothing (on an
             accelerator: what the device has not reported yet).
     """
@@ -104,6 +137,8 @@ class DebuggerConfig:
     level: str = "L1"
     rank: tuple[int, ...] = ()
     step: tuple[int, ...] = ()
+    step_interval: int = 1
+    max_pending: int = 0
     dump_enable: bool | None = None
     extra_info: bool = True
     async_dump: bool = False
@@ -123,6 +158,7 @@ class DebuggerConfig:
     max_async_mb: float = 1024.0
     flush_s: float = 0.25
     free_benchmark: FreeBenchmarkConfig = dataclasses.field(default_factory=FreeBenchmarkConfig)
+    grad_probe: GradientProbeConfig = dataclasses.field(default_factory=GradientProbeConfig)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be met.
@@ -152,8 +188,14 @@ class DebuggerConfig:
         if self.task == FREE_BENCHMARK:
             named = self.list or self.free_benchmark.fuzz_stage != "backward"
             require(named, "free_benchmark.list", [], "names of functions, with fuzz_stage backward")
+        require(self.step_interval >= 1, "step_interval", self.step_interval, "1 or more")
+        require(self.max_pending >= 0, "max_pending", self.max_pending, "0 or more")
         require(self.flush_s >= 0, "flush_s", self.flush_s, "0 or more seconds")
         require(self.max_mb >= 0 and self.max_async_mb >= 0, "max_mb", self.max_mb, "0 or more")
+
+    def chooses(self, step: int) -> bool:
+        """Return whether the step with this number is dumped."""
+        return (not self.step or step in self.step) and step % self.step_interval == 0
 
     @property
     def with_checksums(self) -> bool:
@@ -203,8 +245,8 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     if task == FREE_BENCHMARK and wanted.get("level", "L1") != "L1":
         wanted["level"] = "L1"
         notes.append("level is L1: task free_benchmark is about functions")
-    if task == FREE_BENCHMARK and wanted[FREE_BENCHMARK].get("if_preheat"):
-        notes.append("if_preheat has no effect: what a result may be off by is computed for each call, not learned")
+    if task == FREE_BENCHMARK and _learns_nothing(wanted[FREE_BENCHMARK]):
+        notes.append("if_preheat has no effect: only pert_mode improve_precision and to_cpu learn from the CPU")
     if task == "overflow_check":
         notes.append(OVERFLOW_NOTE)
     if wanted.get("summary_mode") in ("md5", "xor"):
@@ -213,9 +255,22 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     return build(DebuggerConfig, wanted, ""), tuple(notes)
 
 
+def _learns_nothing(block: Mapping[str, Any]) -> bool:
+    return bool(block.get("if_preheat")) and block.get("pert_mode", Perturbation.IMPROVE_PRECISION) not in JUDGING
+
+
 def _keys_of(task: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a task's block; what a free benchmark has besides `scope` and `list` is a block of its own."""
+    """Return the keys of a task's block.
+
+    What a free benchmark has besides `scope` and `list` is a block of its own, as is what a gradient probe has.
+    """
     given = {key: value for key, value in block.items() if value is not None}
+    if task == DumpTask.TENSOR:
+        given = {key: value for key, value in given.items() if key not in _WITH_ONLINE}
+        if not given.get("online_run_ut"):
+            given.pop("online_run_ut", None)
+    if task == GRAD_PROBE:
+        return {GRAD_PROBE: {_MSPROBE_KEYS.get(key, key): value for key, value in given.items()}}
     if task != FREE_BENCHMARK:
         return given
     chosen: dict[str, Any] = {key: given.pop(key) for key in ("scope", "list") if key in given}

@@ -24,6 +24,12 @@ _COUNTS = re.compile(r'"nans": (\d+), "infs": (\d+)')
 NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 
 
+class JsonText(str):
+    """A text that is JSON already, and is written as it stands."""
+
+    __slots__ = ()
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class TensorReading:
     """The statistics of a tensor at one moment; one reading is shared by all places of a dump that have this value.
@@ -79,24 +85,32 @@ class TensorForm:
 
 
 def tensor_form(tensor: Tensor) -> TensorForm:
-    """Return the form of a tensor for dump.json, with type, dtype and shape but without statistics."""
+    """Return the form of a tensor for dump.json, with type, dtype and shape but without statistics.
+
+    Of one that does not lie in memory in the order of its dimensions the strides are in it, too.
+    """
     if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
         extras = {
             "device_mesh": tensor.device_mesh.mesh.tolist(),
             "placements": [_placement(placement) for placement in tensor.placements],
         }
         return TensorForm(_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad), None, extras)
-    return TensorForm(_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
+    form = TensorForm(_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        form.extras["stride"] = list(tensor.stride())
+    return form
 
 
 def json_text(value: Any) -> str:
-    """Return the JSON text of an entry: of dicts, lists, scalars, and `TensorForm`s among them."""
+    """Return the JSON text of an entry: of dicts, lists, scalars, `TensorForm`s, `JsonText`s."""
     kind = type(value)
     if kind is TensorForm:
         text: str = value.text()
         return text
     if kind is dict:
         return f"{{{', '.join([f'{quoted(name)}: {json_text(item)}' for name, item in value.items()])}}}"
+    if kind is JsonText:
+        return str(value)
     if kind is list:
         return f"[{', '.join([json_text(item) for item in value])}]"
     return "null" if value is None else json.dumps(value)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.encode import TensorLeaf, encode, encode_output
+from trainermon.dump.facts.generator_states import GENERATOR, generator_state
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
 from trainermon.dump.function_modes import ModeSwitch
@@ -29,12 +30,15 @@ from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.consumers import TensorConsumers
 from trainermon.hooks.guard import ContainedCall
 
+# It changes its first argument and returns nothing.
+_WRITES = "__setitem__"
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _FunctionCall:
     """One call of a function: its key without direction, what it took, and where its gradients go.
 
-    Without a `stem` only its gradients are recorded.
+    Without a `stem` only its gradients are recorded. `written` is the tensor that a call changes which returns nothing.
     """
 
     stem: str
@@ -43,6 +47,7 @@ class _FunctionCall:
     stack: tuple[str, ...]
     backward: BackwardEntry | None
     how: dict[str, Any] = dataclasses.field(default_factory=dict)
+    written: Any = None
 
 
 class FunctionCapture(TorchFunctionMode):
@@ -89,7 +94,7 @@ class FunctionCapture(TorchFunctionMode):
         call = self._begins(func, args, kwargs, caller)
         result = func(*args, **kwargs)
         if call is not None:
-            self._ends(call, result)
+            self._ends(call, call.written if result is None else result)
         return result
 
     def attach(self) -> None:
@@ -145,14 +150,20 @@ class FunctionCapture(TorchFunctionMode):
         value, leaves = _taken(args, kwargs)
         call = _FunctionCall("", {}, None, (), None)
         if is_chosen:
-            self.writer.record(f"{stem}.{FORWARD}", leaves)
-            call = _FunctionCall(stem, value, parent, call_stack(), None, _how(named, leaves))
+            how = _how(named, leaves)
+            facts: list[TensorLeaf] = []
+            drawn = generator_state(named.name, args, kwargs, facts)
+            if drawn is not None:
+                how[GENERATOR] = drawn
+            self.writer.record(f"{stem}.{FORWARD}", [*leaves, *facts])
+            call = _FunctionCall(stem, value, parent, call_stack(), None, how)
         if named.prefix == DISTRIBUTED:
             self.writer.flush_at_once()
         if watches and any(leaf.tensor.requires_grad for leaf in leaves):
             call.backward = BackwardEntry("", _nowhere)
             self._bind(call.backward, (stem, parent))
             self._watch(call.backward, leaves)
+        call.written = args[0] if named.name == _WRITES else None
         return call
 
     def end(self, call: _FunctionCall, result: Any, *, readable: bool = True) -> None:

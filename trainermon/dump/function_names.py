@@ -246,6 +246,7 @@ SILENT = frozenset(
         "_is_zerotensor",
         "is_nonzero",
         "get_default_dtype",
+        "device",
         "result_type",
         "can_cast",
         "promote_types",

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch.compiler import is_dynamo_compiling
 
+from trainermon.core.errors import TrainermonError
+
 logger = logging.getLogger("trainermon")
 
 # A function that takes anything and returns None. It is one of the standard library's, so that a watched model that was
@@ -86,7 +88,9 @@ class FaultGuard:
             return
         self.tripped = True
         message = f"the monitor detached itself after {type(error).__name__}: {error}; training goes on unwatched"
-        logger.error(message, exc_info=error)
+        # A full disk or a folder that cannot be written is no fault in the code: where it was met helps nobody.
+        is_told_whole = isinstance(error, TrainermonError | OSError)
+        logger.error(message, exc_info=None if is_told_whole else error)
         try:
             self._on_fault(message)
         except Exception:  # a second fault while letting go of the first

@@ -22,11 +22,14 @@ from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.fused import COMPOSITIONS
 from trainermon.core.errors import DumpError
 from trainermon.dump.encode import MAX_ITEMS
+from trainermon.dump.facts.generator_states import GENERATOR
 from trainermon.dump.files.reader import load_raw, split_key, well_formed
-from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, EntryRecord
+from trainermon.dump.files.records import EXTRA, FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.dump.files.tensor_files import load_tensor
+from trainermon.replay.dumped_modules import DumpedModule, module_call, module_result
 from trainermon.replay.precise import OperationJudgement, judge
 
 # By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
@@ -38,6 +41,8 @@ _HOMES: Mapping[str, tuple[Any, ...]] = {
 }
 # They take a file, or memory as it lies, or put it elsewhere.
 _NO_OPERATIONS = frozenset(["from_file", "frombuffer", "pin_memory"])
+# They give what they take another shape, which only copies are given here.
+_RESHAPING = frozenset(["as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"])
 # What Python calls its operators, without what it puts in front of those that are reflected or in place.
 _OPERATORS = frozenset(
     (
@@ -104,18 +109,78 @@ MAX_ELEMENTS = 1 << 24
 _MAX_RATIO = 16
 UNREADABLE = "the dumped tensor"
 """How a reason begins that names a file of a tensor which is missing, damaged or another's."""
+# Their results have as many elements as the whole numbers they take multiply to.
+_MADE_BY_SIZES = frozenset(["empty", "ones", "rand", "randn", "zeros"])
+# Their results have at most as many elements as those of their tensors multiply to, whatever else they
+# take. A run without memory costs more than a small call itself.
+_NO_MORE_THAN_PRODUCT = frozenset(
+    [
+        "abs",
+        "add",
+        "batch_norm",
+        "bmm",
+        "clone",
+        "cos",
+        "cross_entropy",
+        "div",
+        "embedding",
+        "eq",
+        "exp",
+        "float",
+        "ge",
+        "gelu",
+        "getitem",
+        "group_norm",
+        "gt",
+        "iadd",
+        "imul",
+        "isub",
+        "itruediv",
+        "layer_norm",
+        "le",
+        "leaky_relu",
+        "linear",
+        "log",
+        "log_softmax",
+        "lt",
+        "masked_fill",
+        "matmul",
+        "mean",
+        "mm",
+        "mul",
+        "ne",
+        "neg",
+        "permute",
+        "pow",
+        "radd",
+        "relu",
+        "reshape",
+        "rms_norm",
+        "rmul",
+        "rsqrt",
+        "rsub",
+        "rtruediv",
+        "sigmoid",
+        "silu",
+        "sin",
+        "softmax",
+        "softplus",
+        "sqrt",
+        "squeeze",
+        "sub",
+        "sum",
+        "t",
+        "tanh",
+        "transpose",
+        "truediv",
+        "unsqueeze",
+        "view",
+        "where",
+    ]
+)
 # Namespaces of torch's own operators for its compiler, communication and measurement.
 _INTERNAL = re.compile(r"_.*|c10d|debug.*|export|inductor.*|prim|prims|profiler|static_runtime|symm_mem")
 _ALIASES = {"__rdiv__": "__rtruediv__"}
-# Modules that are one function of their input and their parameters.
-_MODULES: Mapping[str, Callable[..., Any]] = {
-    "Linear": functional.linear,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "SiLU": functional.silu,
-    "Identity": torch.clone,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,11 +191,13 @@ class DumpedCall:
         name: The operation's name, `linear` or `linalg.svd`.
         call: The function and its arguments.
         result: What it returned.
+        generator: The state of the CPU's generator that it drew from; None: it draws nothing, or the dump does not say.
     """
 
     name: str
     call: OperationCall
     result: Any
+    generator: Tensor | None = None
 
 
 def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
@@ -146,8 +213,17 @@ def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
     return judge(dumped.call, dumped.result)
 
 
-def rebuild(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> DumpedCall:
+def rebuild(
+    directory: Path,
+    data: Mapping[str, Any],
+    entry: EntryRecord,
+    tensors: Callable[[Mapping[str, Any]], Tensor] | None = None,
+    stand_ins: Mapping[str, Callable[..., Any]] = COMPOSITIONS,
+) -> DumpedCall:
     """Return the call of `entry` with the tensors that were dumped with it; `data` is what dump.json has by key.
+
+    With `tensors`, which makes one of each form, no file is read, and the call has no result. `stand_ins` are called,
+    by name, in place of operators that torch does not have here.
 
     Raises:
         DumpError: It is no forward call, the function is not known, the tensors that it takes or gives were not dumped,
@@ -158,22 +234,56 @@ def rebuild(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> Dum
     value = data.get(entry.key)
     if not isinstance(value, dict):
         raise DumpError(f"{directory} has no entry {entry.key}")
-    decode = _CallDecoder(directory / TENSOR_FOLDER)
+    decode = _CallDecoder(directory / TENSOR_FOLDER, tensors)
     with well_formed(directory):
         args, kwargs = list(decode(value.get("input_args", []))), dict(decode(value.get("input_kwargs", {})))
-        result = decode(value.get("output"))
+        result = decode(value.get("output")) if tensors is None else None
     if entry.key.startswith("Module."):
-        function = _module_function(entry.class_name)
-        weights = decode(value.get("parameters", {}))
-        args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
-        return DumpedCall(function.__name__, OperationCall(function, args, {}), result)
+        with well_formed(directory):
+            module = _module(entry.class_name, args, kwargs, value, decode)
+        call = module_call(module)
+        _refuse_large(call, result)
+        return DumpedCall(call.function.__name__, call, module_result(module, result))
     prefix, name = entry.class_name, split_key(entry.key)[0]
-    function = function_of(prefix, name, origin=entry.function)
+    function = _function(prefix, name, entry.function, stand_ins)
     if name in _INDEXING and len(args) > 1:
         args[1] = _index(args[1])
+    if name == "__setitem__" and _has_tensor(result):  # earlier dumps do not have what was written
+        function = set_item
     called = OperationCall(function, args, kwargs, prefix not in _HOMES)
     _refuse_large(called, result)
-    return DumpedCall(entry.function.removeprefix("torch.") or name, called, result)
+    generator = None if tensors is not None else _generator(value.get(EXTRA, {}).get(GENERATOR), decode)
+    return DumpedCall(entry.function.removeprefix("torch.") or name, called, result, generator)
+
+
+def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
+    """Write `value` into a tensor at `index`, and return the tensor."""
+    tensor[index] = value
+    return tensor
+
+
+set_item.__name__ = "__setitem__"
+
+
+def _has_tensor(result: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
+
+
+def _function(prefix: str, name: str, origin: str, stand_ins: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    try:
+        return function_of(prefix, name, origin=origin)
+    except DumpError:
+        if name not in stand_ins:
+            raise
+        return stand_ins[name]
+
+
+def _generator(form: Any, decode: _CallDecoder) -> Tensor | None:
+    """Return the state of a generator of the CPU; of a dump of statistics, and of other devices, None."""
+    if not isinstance(form, dict) or form.get("device") != "cpu" or not form.get("state", {}).get("data_name"):
+        return None
+    state = decode(form["state"])
+    return state if isinstance(state, Tensor) and state.dtype == torch.uint8 else None
 
 
 def _index(value: Any) -> Any:
@@ -238,7 +348,9 @@ def _is_operation(function: Callable[..., Any]) -> bool:
         return True
     builtin = (torch._C._VariableFunctions, torch._C._nn)
     is_torchs = any(getattr(home, name, None) is function for home in builtin) or function in get_testing_overrides()
-    return is_torchs and (name in _COMPOSED or _is_operator(name) or _computes(getattr(torch.ops.aten, name, None)))
+    return is_torchs and (
+        name in _COMPOSED | _RESHAPING or _is_operator(name) or _computes(getattr(torch.ops.aten, name, None))
+    )
 
 
 def _is_operator(name: str) -> bool:
@@ -271,15 +383,20 @@ def _refuse_large(called: OperationCall, result: Any) -> None:
     """Raise a DumpError if a call would make far more elements than it took and gave: then a size in it is not true."""
     given = [leaf for leaf in pytree.tree_leaves((called.args, called.kwargs, result)) if isinstance(leaf, Tensor)]
     limit = max(MAX_ELEMENTS, _MAX_RATIO * sum(leaf.numel() for leaf in given))
+    taken = [leaf.numel() for leaf in pytree.tree_leaves((called.args, called.kwargs)) if isinstance(leaf, Tensor)]
+    name = called.function.__name__.strip("_")
+    if name in _NO_MORE_THAN_PRODUCT and 0 < math.prod(taken) <= limit:
+        return
+    if name in _MADE_BY_SIZES and not taken and math.prod(max(1, one) for one in _whole(called)) <= limit:
+        return
     args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (called.args, called.kwargs))
     try:
         with torch.device("meta"):
             made = called.function(*args, **kwargs)
     except (RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         # not every operation can be called without memory: then what the numbers in the call may mean
-        sizes = [value for value in pytree.tree_leaves((called.args, called.kwargs)) if type(value) is int]
         numbers = [leaf for leaf in given if not (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel()]
-        size = max([1, math.prod(max(1, abs(size)) for size in sizes), *(int(leaf.max()) for leaf in numbers)])
+        size = max([1, math.prod(max(1, abs(size)) for size in _whole(called)), *(int(leaf.max()) for leaf in numbers)])
     else:
         size = sum(leaf.numel() for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor))
     if size > limit:
@@ -289,17 +406,30 @@ def _refuse_large(called: OperationCall, result: Any) -> None:
         )
 
 
-def _module_function(class_name: str) -> Callable[..., Any]:
-    if class_name not in _MODULES:
-        raise DumpError(f"a {class_name} cannot be run again from a dump of modules: dump functions (level mix)")
-    return _MODULES[class_name]
+def _whole(called: OperationCall) -> list[int]:
+    """Return the whole numbers that a call took, those of sizes included."""
+    return [value for value in pytree.tree_leaves((called.args, called.kwargs)) if type(value) is int]
+
+
+def _module(
+    class_name: str, args: list[Any], kwargs: dict[str, Any], value: Mapping[str, Any], decode: _CallDecoder
+) -> DumpedModule:
+    extra = value.get(EXTRA, {})
+    return DumpedModule(
+        class_name=class_name,
+        args=args,
+        kwargs=kwargs,
+        parameters=decode(value.get("parameters", {})),
+        tensors=decode(extra.get("tensors", {})),
+        attributes=extra.get("attributes"),
+    )
 
 
 class _CallDecoder:
     """Turns the JSON form of what a call took back into what it took."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, tensors: Callable[[Mapping[str, Any]], Tensor] | None = None) -> None:
+        self._folder, self._tensor = folder, tensors or self._loaded
 
     def __call__(self, form: Any) -> Any:
         if isinstance(form, list):
@@ -315,7 +445,7 @@ class _CallDecoder:
             return {name: self(item) for name, item in form.items()}
         return _plain(kind, form.get("value", form.get("format")))
 
-    def _tensor(self, form: Mapping[str, Any]) -> Tensor:
+    def _loaded(self, form: Mapping[str, Any]) -> Tensor:
         name = form.get("data_name")
         if not name:
             if 0 in form["shape"]:
@@ -323,14 +453,30 @@ class _CallDecoder:
                 return torch.empty(form["shape"], dtype=dtype if isinstance(dtype, torch.dtype) else None)
             raise DumpError("its tensors were not dumped: expected a dump with task tensor")
         try:
-            found = load_tensor(self._folder / Path(name).name, str(form["dtype"]))
+            found = load_tensor(self._folder / Path(name).name, str(form["dtype"]), form["shape"])
         except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
             why = str(error) if isinstance(error, OSError) else "expected a tensor as torch.save writes it"
             raise DumpError(f"{UNREADABLE} {Path(name).name} cannot be read ({why})") from error
         if list(found.shape) != list(form["shape"]):
             shapes = f"has the shape {list(found.shape)}, {list(form['shape'])} in dump.json"
             raise DumpError(f"{UNREADABLE} {Path(name).name} {shapes}")
-        return found
+        return _as_it_lay(found, form.get("stride"))
+
+
+def _as_it_lay(tensor: Tensor, stride: Any) -> Tensor:
+    """Return the tensor with the recorded strides, if no two elements share memory and there are few gaps in it."""
+    if not isinstance(stride, list) or len(stride) != tensor.dim() or tensor.layout is not torch.strided:
+        return tensor
+    if not all(type(step) is int for step in stride):
+        return tensor
+    extent = 1
+    for step, size in sorted(zip(stride, tensor.shape, strict=True)):
+        if size > 1 and step < extent:
+            return tensor
+        extent += (size - 1) * step if size > 1 else 0
+    if extent > _MAX_RATIO * tensor.numel():
+        return tensor
+    return torch.zeros(extent, dtype=tensor.dtype).as_strided(tensor.shape, stride).copy_(tensor)
 
 
 def _plain(kind: str, value: Any) -> Any:

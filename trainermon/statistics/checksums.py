@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from trainermon.core.values import STATISTICS
-from trainermon.statistics import compiled
 from trainermon.statistics.layout import no_memory, plain, runs
+from trainermon.statistics.library import library
 
 MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, and far from the squares of 32-bit integers: 2^64 over the golden ratio, as an int64."""
@@ -123,5 +123,5 @@ class _ChecksumKernel:
 
 @functools.cache
 def _compiled() -> _ChecksumKernel | None:
-    library = compiled.library()
-    return None if library is None or not hasattr(library, "trainermon_checksums") else _ChecksumKernel(library)
+    found = library()
+    return None if found is None or not hasattr(found, "trainermon_checksums") else _ChecksumKernel(found)

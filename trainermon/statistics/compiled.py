@@ -1,17 +1,13 @@
-"""The binding of moments.c: finds the compiled library, and tells it where the elements of CPU tensors lie."""
+"""The binding of moments.c: tells the compiled library where the elements of CPU tensors lie."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
 import itertools
-import logging
 import operator
-import os
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +22,7 @@ from trainermon.statistics.layout import (
     plain,
     runs,
 )
+from trainermon.statistics.library import library
 
 # In the order of KINDS in moments.c. A bool is an integer of one byte that is 0 or 1.
 _KIND_OF = {
@@ -51,8 +48,6 @@ _WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are foun
 _is_cpu, _dtype_of = operator.attrgetter("is_cpu"), operator.attrgetter("dtype")
 _address_of, _count_of = Tensor.data_ptr, Tensor.numel
 
-_logger = logging.getLogger(__name__)
-
 
 def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
     """Return the compiled C function that computes moments; None if it is not used, see `library`.
@@ -62,36 +57,6 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
     """
     found = library()
     return None if found is None else _MomentsKernel(found).moments
-
-
-def library() -> ctypes.CDLL | None:
-    """Return the compiled C library of the package; None if it is missing or switched off.
-
-    It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
-    `torch`.
-
-    Raises:
-        ValueError: TRAINERMON_KERNEL is neither `c`, `torch` nor unset, or is `c` while there is no library.
-    """
-    wanted = os.environ.get("TRAINERMON_KERNEL", "")
-    if wanted not in ("", "c", "torch"):
-        raise ValueError(f"TRAINERMON_KERNEL is {wanted!r}, expected 'c', 'torch' or nothing")
-    found = None if wanted == "torch" else _open_library()
-    if found is None and wanted == "c":
-        raise ValueError("TRAINERMON_KERNEL is 'c', but the library was not built: install a C compiler and reinstall")
-    return found
-
-
-def _open_library() -> ctypes.CDLL | None:
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_moments{suffix}")
-        if path.exists():
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError as error:  # built for another machine or C library
-                _logger.warning("statistics are computed by torch calls: cannot load %s: %s", path, error)
-                return None
-    return None
 
 
 class _MomentsKernel:

@@ -25,6 +25,41 @@ def communicate(rank: int) -> None:
     dist.all_gather_into_tensor(torch.zeros(2 * size), torch.randn(size))
     dist.reduce_scatter_tensor(torch.zeros(size // 2), torch.randn(size))
     dist.all_to_all_single(torch.zeros(size), torch.randn(size))
+    own, taken = [3, 1], [[3, 3], [1, 1]][rank]
+    dist.all_to_all_single(torch.zeros(sum(taken), 2), torch.randn(4, 2), taken, own)
+    dist.reduce(torch.randn(size), 1)
+    dist.gather(torch.randn(size), [torch.zeros(size) for _ in range(2)] if rank == 0 else None, dst=0)
+    dist.scatter(torch.zeros(size), scatter_list=list(torch.randn(2, size)) if rank == 0 else None, src=0)
+    send_messages(rank)
+
+
+def send_messages(rank: int) -> None:
+    """Send both ways in every way there is; what was asked for first is waited for last."""
+    sent, other = torch.randn(8, 5), 1 - rank
+    for send, receive in ((dist.send, dist.recv), (_sent, _received)):
+        for sender in (0, 1):
+            if rank == sender:
+                send(sent[0 if send is dist.send else 1], dst=other)
+            else:
+                receive(torch.zeros(5), src=other)
+    if rank:
+        dist.send(sent[2], 0)
+        first, second = dist.irecv(torch.zeros(5), 0), dist.irecv(torch.zeros(5), 0)
+        second.wait(), first.wait()
+    else:
+        dist.recv(torch.zeros(5))
+        dist.isend(sent[3], 1).wait(), dist.isend(sent[4], 1).wait()
+    messages = [dist.P2POp(dist.irecv, torch.zeros(5), other), dist.P2POp(dist.isend, sent[5], other)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+
+
+def _sent(tensor: torch.Tensor, dst: int) -> None:
+    dist.isend(tensor, dst).wait()
+
+
+def _received(tensor: torch.Tensor, src: int) -> None:
+    dist.irecv(tensor, src).wait()
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def main():
     is_v8 = version("mindstudio-probe").startswith("8.")
     folder = Path(__file__).parent / "recorded" / f"msprobe_{'8' if is_v8 else '26'}"
     folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
+    for path in folder.glob("*.csv"):
         path.unlink()
     write_theirs(folder, TARGET, "target.csv")
     write_theirs(folder, GOLDEN, "golden.csv")

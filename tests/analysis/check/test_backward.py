@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.recorded_dumps import recorded
 from trainermon import PrecisionDebugger
+from trainermon.accuracy import large
 from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.checking import check_dump
 from trainermon.analysis.check.screen import render_text
@@ -341,3 +342,26 @@ def test_a_dropout_gives_back_what_its_forward_kept(tmp_path, alter, status):
             loss.backward()
 
     assert backwards(tmp_path, step)["Functional.dropout.0"].status is status
+
+
+def test_backwards_of_large_products_are_projected_and_a_wrong_one_is_found(tmp_path, monkeypatch):
+    """Every product counts as a large one; no backward of theirs is run as a whole."""
+    monkeypatch.setattr(large, "MAX_PRODUCTS", 0)
+    torch.manual_seed(0)
+    x, weights = torch.randn(5, 33, 24, requires_grad=True), torch.randn(3, 40, 24, requires_grad=True)
+
+    def step(factor=1.0):
+        hidden = x * 1
+        parts = [functional.linear(hidden, weight) for weight in weights.unbind()]
+        if factor != 1:
+            parts[1].grad_fn.register_hook(lambda given, _: (given[0] * factor, *given[1:]))
+        sum(parts).backward(torch.randn(5, 33, 40))
+
+    sound, wrong = (backwards(tmp_path / name, lambda f=f: step(f)) for name, f in (("sound", 1.0), ("wrong", 1.1)))
+
+    products = [call for stem, call in sound.items() if "linear" in stem]
+    assert {one.standard for call in products for one in call.judgements if one.status is Status.PASS} == {"projected"}
+    assert [call.key for call in sound.values() if call.status is Status.ERROR] == []
+    found = {call.stem: call.reason for call in wrong.values() if call.status is Status.ERROR}
+    assert set(found) == {"Functional.linear.0", "Functional.linear.1"}  # of the shared input, and of its own weight
+    assert found["Functional.linear.0"] == "inexact, projected, summed with 2 others, Functional.linear.1"

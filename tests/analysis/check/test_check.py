@@ -245,6 +245,17 @@ def test_a_dump_without_tensors_says_so_of_every_call(tmp_path, capsys):
     assert "its tensors were not dumped: expected a dump with task tensor" in check.skipped
 
 
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_one_stage_is_judged_alone(tmp_path, capsys, stage):
+    weight = torch.ones(3, requires_grad=True)
+    directory = recorded(tmp_path, lambda: (weight * 2).sum().backward())
+
+    main(["check", "run", str(directory), "--stage", stage, "--json"])
+
+    [found] = json.loads(capsys.readouterr().out)
+    assert {call["key"].rpartition(".")[2] for call in found["calls"]} == {stage}
+
+
 def test_a_damaged_tensor_costs_its_calls_only(tmp_path):
     directory = dumped(tmp_path)
     broken = min((directory / "dump_tensor_data").glob("Functional.gelu.0.forward.output*"))
@@ -335,3 +346,41 @@ def test_a_pipe_in_place_of_a_dump_is_not_waited_for(tmp_path):
 
     with pytest.raises(DumpError, match="is no file"):
         check_dump(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+)
+def test_all_numbers_of_8_bits_are_judged(tmp_path, dtype):
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+
+    def step():
+        codes.clone()
+        codes.to(torch.float32)
+        torch.linspace(-1e3, 1e3, 64).to(dtype)
+
+    directory = recorded_dumps.recorded(tmp_path, step, risk_level="ALL")
+
+    assert {call.status for call in check_dump(directory).calls} == {Status.PASS}
+    for name, place in (("Tensor.clone.0", 3), ("Tensor.to.0", 8)):
+        path = directory / "dump_tensor_data" / f"{name}.forward.output.0.pt"
+        given = torch.load(path)
+        given.view(torch.uint8)[place] ^= 1  # the last bit
+        torch.save(given, path)
+    wrong = [call for call in check_dump(directory).calls if call.status is Status.ERROR]
+    assert [call.stem for call in wrong] == ["Tensor.clone.0", "Tensor.to.0"]
+    assert wrong[0].worst.index == (3,)
+
+
+def test_calls_that_reshape_in_place_are_judged(tmp_path):
+    def step():
+        x = torch.randn(3, 4)
+        x.t_()
+        x.unsqueeze_(0).squeeze_(0)
+        x.transpose_(0, 1)
+
+    calls = check_dump(recorded_dumps.recorded(tmp_path, step, risk_level="ALL")).calls
+
+    found = {call.stem: call.status for call in calls if call.stem.endswith("_.0")}
+    names = ("t_", "unsqueeze_", "squeeze_", "transpose_")
+    assert found == {f"Tensor.{name}.0": Status.PASS for name in names}

@@ -1,5 +1,6 @@
 """Recorded calls run again on a device, which is the CPU with spoiled kernels here, or a stand-in for an NPU."""
 
+import csv
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import torch
 
 from tests.analysis.check.test_check import dumped, lose_the_tail
 from tests.analysis.check.test_ops import Spoiled
+from tests.recorded_dumps import recorded
 from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.checking import DumpChecker
 from trainermon.analysis.check.devices import chosen_devices
@@ -160,3 +162,43 @@ def test_msprobes_numbers_are_those_of_the_accelerator(monkeypatch):
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert chosen_devices("recorded", ["0"]) == ("npu:0",)
+
+
+def gelu_and_back():
+    torch.manual_seed(0)
+    tensor = torch.randn(4, 40, requires_grad=True)
+    torch.nn.functional.gelu(tensor).backward(torch.randn(4, 40))
+
+
+def test_a_backward_is_run_again_too(tmp_path):
+    sound = recorded(tmp_path / "sound", gelu_and_back)
+    with Spoiled(torch.ops.aten.gelu_backward, plus(1)):
+        wrong = recorded(tmp_path / "wrong", gelu_and_back)
+        again = checked(wrong, "gelu.0.backward")
+        device = checked(sound, "gelu.0.backward")
+    once = checked(wrong, "gelu.0.backward")
+    right = checked(sound, "gelu.0.backward")
+
+    assert [one.reason for one in (again, once, device, right)] == [
+        "inexact; kernel: cpu gives a wrong result again",
+        "inexact; transient: cpu gives the right result now",
+        "inexact; device: what was recorded is right, cpu gives something else",
+        "",
+    ]
+    assert [one.status for one in right.rerun] == [Status.PASS]
+
+
+def test_the_file_of_details_has_the_second_opinion(tmp_path):
+    with Spoiled(torch.ops.aten.gelu_backward, plus(1)):
+        wrong = recorded(tmp_path, gelu_and_back)
+
+    assert main(["check", "run", str(wrong), "--device", "cpu", "-o", str(tmp_path / "out"), "-f", "csv"]) == 0
+
+    [file] = (tmp_path / "out").glob("accuracy_checking_details_*.csv")
+    with file.open(encoding="utf-8-sig", newline="") as rows:
+        names = {row["API Name"].removeprefix("Functional.gelu.0."): row for row in csv.DictReader(rows)}
+    found = {direction: names[f"{direction}.output.0"] for direction in ("forward", "backward")}
+    assert [found["forward"][name] for name in ("Rerun Status", "Cause")] == ["pass", " "]
+    assert float(found["forward"]["Rerun Worst"]) <= 1
+    words = [found["backward"][name] for name in ("Status", "Rerun Status", "Cause")]
+    assert words == ["error", "pass", "transient: cpu gives the right result now"]

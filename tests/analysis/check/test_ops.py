@@ -99,6 +99,7 @@ def test_the_command_says_by_its_status_whether_the_device_is_sound(tmp_path, ca
     assert main([*command, "-o", str(tmp_path)]) == 0
     [check] = json.loads(capsys.readouterr().out)
     assert (check["source"], check["calls"][0]["status"]) == ("cpu", "pass")
+    assert check["calls"][0]["outputs"][0]["legacy"]["metrics"]["cosine"] > 0.9999
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".csv", ".json"]
 
     with Spoiled(torch.ops.aten.gelu, lambda result: result.mul_(1.001)):

@@ -1,5 +1,6 @@
 """Results that overflowed, each for a reason that is known here by how it was made."""
 
+import csv
 import json
 import math
 
@@ -42,6 +43,18 @@ def test_an_overflow_has_its_class(tmp_path, name):
     assert [call.cause.value for call in found] == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [(HALF, "precision"), (SINGLE * 1e-20, None), (SINGLE, "range"), (NAN, "inherited")]
+)
+def test_an_overflow_of_a_backward_has_its_class(tmp_path, numbers, expected):
+    x = torch.zeros_like(numbers).requires_grad_()
+
+    found = overflows_of(recorded(tmp_path, lambda: torch.mul(x, numbers).backward(numbers)))
+
+    backward = {call.key: call.cause.value for call in found if call.key.endswith(".backward")}
+    assert backward == ({} if expected is None else {"Torch.mul.0.backward": expected})
+
+
 def test_a_kernel_is_to_blame_for_what_fits(tmp_path, capsys):
     with Spoiled(torch.ops.aten.tanh, planted):
         directory = recorded(tmp_path, lambda: torch.tanh(SINGLE))
@@ -80,3 +93,20 @@ def test_without_tensors_the_reason_is_not_known(tmp_path):
     [call] = overflows_of(directory)
 
     assert (call.cause.value, "cannot be read" in call.reason) == ("unknown", True)
+
+
+def test_the_classes_are_written_as_files(tmp_path, capsys):
+    directory = recorded(tmp_path / "run", lambda: torch.square(HALF))
+
+    assert main(["check", "overflow", str(directory), "-o", str(tmp_path / "out")]) == 0
+
+    table, document = sorted((tmp_path / "out").iterdir())
+    rows = list(csv.DictReader(table.read_text(encoding="utf-8-sig").splitlines()))
+    [[call]] = [check["calls"] for check in json.loads(document.read_text())]
+    assert [(row["API name"], row["Class"], row["Dump"]) for row in rows] == [
+        ("Torch.square.0.forward", "precision", str(directory))
+    ]
+    assert (call["key"], call["cause"], call["reason"]) == (rows[0]["API name"], "precision", rows[0]["Reason"])
+    assert capsys.readouterr().err.count("wrote") == 2
+    (tmp_path / "file").touch()
+    assert main(["check", "overflow", str(directory), "-o", str(tmp_path / "file")]) == 1

@@ -192,3 +192,14 @@ def test_a_verdict_comes_back_from_the_journal_as_it_was(tmp_path):
     again.close()
 
     assert repr(again.known) == repr({("a", 7): call})  # a NaN equals nothing
+
+
+def test_a_tensor_that_was_written_anew_is_not_resumed(tmp_path, dump, monkeypatch, capsys):
+    command = ["check", "run", str(dump), "-o", str(tmp_path / "out")]
+    interrupt(monkeypatch, at=1)
+    main(command)
+    path = next((dump / "dump_tensor_data").iterdir())
+    path.write_bytes(path.read_bytes())
+
+    assert main([*command, "--resume"]) == 1
+    assert "it was begun with another content of the dump" in capsys.readouterr().err

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+from tests.analysis.check.test_backward import FaultyBackward
 from tests.analysis.check.test_check import dumped
+from tests.recorded_dumps import recorded
 from trainermon.analysis.check.checker_config import CheckerConfig, read_checker_config
 from trainermon.analysis.check.repeats import repeated_calls
 from trainermon.cli import main
@@ -73,7 +75,10 @@ quantization_api_list: ["npu_dynamic_quant"]
         ({"acc_check": {"black_list": [1]}}, "black_list: found 1, expected the name of an operation"),
         ({"acc_check": {"error_data_path": "/nowhere/at/all"}}, "there is no folder /nowhere/at/all"),
         ({"acc_check": {}, "run_ut": {"white_list": ["relu"]}}, "found the blocks acc_check and run_ut, which differ"),
-        ({"run_ut": {"is_online": True, "port": 1}}, "is_online: calls are not checked over a network"),
+        (
+            {"run_ut": {"is_online": True, "port": 1}},
+            "is_online: `trainermon check follow --config FILE` takes calls over a network",
+        ),
         ({"precision": 21}, "precision: found 21, expected 0 to 20"),
         ({"precision": True}, "precision: found True, expected int"),
         ({"acc_check": []}, "expected keys such as white_list"),
@@ -125,6 +130,41 @@ def test_wrong_calls_are_saved_with_what_they_took_and_gave(tmp_path, wrong_dump
     assert not list(folder.glob("*gelu*"))
 
 
+def test_wrong_backwards_are_saved_with_the_gradients_of_both_sides(tmp_path):
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
+
+    def off_by_one(gradients, *_):
+        gradients.view(-1)[3] += 1
+        return gradients
+
+    def step():
+        loss = torch.nn.functional.linear(x.cos(), weight).square().sum() + weight.square().sum()
+        with FaultyBackward(torch.ops.aten.mm, off_by_one):
+            loss.backward()
+
+    dump = recorded(tmp_path / "dump", step)
+    folder = tmp_path / "saved"
+    assert main(["check", "run", str(dump), "--save", str(folder)]) == 0
+
+    found = {path.name.removeprefix("Functional.linear.0."): torch.load(path) for path in folder.rglob("*linear*")}
+    assert sorted(found) == sorted(
+        [f"forward.input.{n}.pt" for n in range(2)]
+        + [f"forward.output.{side}.0.pt" for side in ("bench", "device")]
+        + ["backward.input.0.pt"]
+        + [f"backward.output.{side}.{n}.pt" for side in ("bench", "device") for n in range(2)]
+    )
+    given = 2 * (x.cos() @ weight.T)
+    torch.testing.assert_close(found["backward.input.0.pt"], given.detach())
+    wide = found["backward.input.0.pt"].double()
+    shared = 2 * weight.double()  # the weight is squared, too: its gradient is a sum
+    torch.testing.assert_close(found["backward.output.bench.0.pt"], wide @ weight.double())
+    torch.testing.assert_close(found["backward.output.bench.1.pt"], wide.T @ x.cos().double() + shared)
+    for number in range(2):
+        off = found[f"backward.output.device.{number}.pt"] - found[f"backward.output.bench.{number}.pt"]
+        assert (off.abs().flatten() > 0.5).nonzero().tolist() == [[3]]
+
+
 def test_unique_keeps_the_first_call_of_arguments_of_the_same_kinds():
     def entry(shape, value, alpha=1):
         tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": shape, "Max": value, "data_name": "x"}
@@ -146,3 +186,20 @@ def test_unique_is_understood_by_msprobes_name_too(capsys, wrong_dump):
     every = judged_by(capsys, wrong_dump)
 
     assert judged_by(capsys, wrong_dump, "--filter_api") == judged_by(capsys, wrong_dump, "--unique") == every
+
+
+def test_formats_are_separated_by_commas_and_need_a_folder(wrong_dump, tmp_path, capsys):
+    words = ["check", "run", str(wrong_dump), "-f", "csv,md"]
+
+    assert main([*words, "-o", str(tmp_path)]) == 0
+    assert {path.suffix for path in tmp_path.rglob("accuracy*")} == {".csv", ".md"}
+    assert main(words) == 1
+    assert "-f says what to write: expected -o DIR with it" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "-f", "csv,pdf"])
+    assert "found 'csv,pdf', expected some of csv, json, html, md" in capsys.readouterr().err
+
+
+def test_a_pattern_that_chooses_nothing_is_said(wrong_dump, capsys):
+    assert main(["check", "run", str(wrong_dump), "--only", "linear"]) == 0
+    assert "no call to judge: none was recorded, or none is chosen" in capsys.readouterr().out

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -75,3 +77,25 @@ def test_a_worker_that_cannot_start_is_no_endless_loop(capfd):
     with pytest.raises(DumpError, match="a worker cannot start: its process ended with status 1"):
         run({"start": True}, range(3), Workers(1))
     assert "no such library" in capfd.readouterr().err
+
+
+class Hanging:
+    """Says that it is asked, and never answers."""
+
+    def check(self, number):
+        print("hangs", flush=True)
+        signal.pause()
+
+
+def test_a_worker_does_not_outlive_the_one_that_started_it():
+    code = (
+        "from tests.analysis.check.test_runner import Hanging, Workers, run_calls\n"
+        "if __name__ == '__main__':\n    list(run_calls([Hanging], [0], Workers()))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "hangs\n"
+    parent.kill()
+
+    rest, _ = parent.communicate(timeout=60)  # the worker has this pipe, too: it ends when both have ended
+
+    assert rest == ""

@@ -30,7 +30,7 @@ def check_of(*calls):
 @pytest.mark.parametrize(
     ("calls", "text"),
     [
-        ((), "no call could be judged"),
+        ((), "no call to judge: none was recorded, or none is chosen (--only takes whole keys, as '*.linear.*')"),
         ((skipped(0, "it draws random numbers"),), "no call could be judged"),
         ((call(0), call(1), skipped(0, "x")), "all 2 forward calls are right"),
         ((call(0), call(1, Status.WARNING)), "none of 2 forward calls is wrong; 1 has a warning"),

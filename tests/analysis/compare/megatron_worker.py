@@ -14,7 +14,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import silu
 
 from tests.frameworks.megatron import gpt
 from tests.frameworks.megatron.gpt import Layout
@@ -25,44 +24,41 @@ PLAIN = Layout(tied=False)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """`gated` has SwiGLU and no biases; a fault multiplies what the module `spoiled` gives on rank 1."""
+    """A gated layout has no biases; a fault multiplies what the module `spoiled` gives on rank 1."""
 
     layout: Layout = PLAIN
-    gated: bool = False
     level: str = "L0"
     in_turn: bool = False
     spoiled: str = ""
 
 
 TP = dataclasses.replace(PLAIN, tp=2)
-PP = dataclasses.replace(PLAIN, pp=2)
+GATED = dataclasses.replace(PLAIN, gated=True)
+TP_GATED = dataclasses.replace(GATED, tp=2)
+PP_GATED = dataclasses.replace(GATED, pp=2)
 VARIANTS = {
     "whole": Variant(),
-    "whole-gated": Variant(gated=True),
-    "whole-mix": Variant(gated=True, level="mix"),
+    "whole-gated": Variant(layout=GATED),
+    "whole-mix": Variant(layout=GATED, level="mix"),
     "whole-in-turn": Variant(in_turn=True),
     "tp": Variant(layout=TP),
     "tp-sequence": Variant(layout=dataclasses.replace(TP, sp=True)),
-    "tp-gated": Variant(layout=TP, gated=True),
-    "tp-mix": Variant(layout=TP, gated=True, level="mix"),
-    "pp": Variant(layout=PP, gated=True),
+    "tp-gated": Variant(layout=TP_GATED),
+    "tp-mix": Variant(layout=TP_GATED, level="mix"),
+    "pp": Variant(layout=PP_GATED),
     "dp": Variant(),
     "tp-part-fault": Variant(layout=TP, spoiled="decoder.layers.1.mlp.linear_fc1"),
     "tp-copy-fault": Variant(layout=TP, spoiled="decoder.layers.1.input_layernorm"),
-    "pp-fault": Variant(layout=PP, gated=True, spoiled="decoder.layers.0.mlp.linear_fc1"),
+    "pp-fault": Variant(layout=PP_GATED, spoiled="decoder.layers.0.mlp.linear_fc1"),
 }
 
 
 def dump(folder, variant):
     layout = variant.layout
     with contextlib.ExitStack() as stack:
-        if variant.gated:
-            for name, substitute in (
-                ("transformer_config", gated_config),
-                ("shape_of", gated_shape),
-                ("part_of", part),
-            ):
-                stack.enter_context(mock.patch.object(gpt, name, substitute(getattr(gpt, name))))
+        if layout.gated:
+            without_biases = without_biases_of(gpt.transformer_config)
+            stack.enter_context(mock.patch.object(gpt, "transformer_config", without_biases))
         if variant.in_turn:
             stack.enter_context(mock.patch.object(gpt, "MICRO_BATCHES", 4))
             stack.enter_context(mock.patch.object(gpt, "micro_batches", batches_of_two_replicas))
@@ -77,26 +73,8 @@ def dump(folder, variant):
         PrecisionDebugger.close()
 
 
-def gated_config(make):
-    return lambda layout: dataclasses.replace(
-        make(layout), gated_linear_unit=True, add_bias_linear=False, activation_func=silu
-    )
-
-
-def gated_shape(shape_of):
-    return lambda name: (2 * gpt.FFN, gpt.HIDDEN) if name.endswith("linear_fc1.weight") else shape_of(name)
-
-
-def part(part_of):
-    """Let each rank have its part of the gates, and of what they gate."""
-
-    def of(whole, name, layout):
-        if not name.endswith("linear_fc1.weight"):
-            return part_of(whole, name, layout)
-        rank = gpt.parallel_state.get_tensor_model_parallel_rank()
-        return torch.cat([half.chunk(layout.tp, 0)[rank] for half in whole.chunk(2, 0)])
-
-    return of
+def without_biases_of(make):
+    return lambda layout: dataclasses.replace(make(layout), add_bias_linear=False)
 
 
 def batches_of_two_replicas(_layout, step):

@@ -32,6 +32,35 @@ def test_torch_loads_the_bits_that_were_saved(tmp_path, dtype, shape):
     assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("dtype", COMMON + OTHER, ids=str)
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 0)], ids=str)
+def test_what_was_saved_is_read_without_unpickling_where_its_shape_is_known(tmp_path, dtype, shape, monkeypatch):
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    save_tensor(tensor, tmp_path / "a.pt")
+    if dtype in COMMON and 0 not in shape:
+        monkeypatch.delattr(torch, "load")
+
+    loaded = load_tensor(tmp_path / "a.pt", str(dtype), list(shape))
+
+    assert (loaded.dtype, loaded.shape, loaded.tolist()) == (tensor.dtype, tensor.shape, tensor.tolist())
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("float16", [2, 3]), ("float32", [3, 2]), ("float32", [10**9, 10**9])])
+def test_a_file_of_another_type_or_shape_than_expected_is_read_as_what_it_is(tmp_path, dtype, shape):
+    save_tensor(torch.arange(6.0).view(2, 3), tmp_path / "a.pt")
+
+    assert torch.equal(load_tensor(tmp_path / "a.pt", dtype, shape), torch.arange(6.0).view(2, 3))
+
+
+def test_a_flipped_bit_in_a_file_is_not_read_as_a_number(tmp_path):
+    save_tensor(torch.ones(4), tmp_path / "a.pt")
+    damaged = bytearray((tmp_path / "a.pt").read_bytes())
+    damaged[damaged.index(torch.ones(4).numpy().tobytes())] ^= 1
+    (tmp_path / "a.pt").write_bytes(damaged)
+
+    assert tensor_files._as_written(tmp_path / "a.pt", "float32", [4]) is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_the_archive_is_sound_and_its_elements_can_be_mapped(tmp_path, dtype):
     tensor = torch.arange(100).to(dtype)

@@ -65,6 +65,13 @@ def test_trying_every_call_changes_no_bit(tmp_path, mode, dtype, checkpointing):
     assert set(summary["results"]) == {"pass"}
 
 
+def test_learning_from_the_cpu_changes_no_bit(tmp_path):
+    block = {"if_preheat": True, "preheat_step": 1, "max_sample": 2}
+
+    assert same(trained(), trained(tmp_path, **block))
+    assert (tmp_path / "dump" / "free_benchmark_baseline_rank0.json").exists()
+
+
 def test_what_draws_random_numbers_or_goes_wrong_leaves_the_training_alone(tmp_path):
     """Weights that were drawn anew would show, as would an error in a call that cannot be run in float64."""
 

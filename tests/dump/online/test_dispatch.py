@@ -243,3 +243,21 @@ def test_factors_that_depend_on_how_the_input_lies_are_not_judged(tmp_path):
         torch.linalg.det(sliced), torch.linalg.slogdet(sliced)
 
     assert dispatch.failed == []
+
+
+def test_blocks_of_a_process_add_up_in_both_files_and_replace_those_of_an_earlier_run(tmp_path):
+    """A loop makes a new object for each of its steps."""
+    calls = tmp_path / "rank0" / "calls"
+    calls.mkdir(parents=True)
+    (calls / "aten.mm.default.9.pt").touch()
+    (tmp_path / "rank0" / "accuracy_dispatch.csv").write_text("of an earlier run\n")
+
+    for _ in range(2):
+        with FaultyKernels(lambda r: r.mul_(2), "mm"), AccuracyDispatch(dump_path=tmp_path):
+            X @ X.T
+
+    rows = rows_below(tmp_path)
+    assert [(row["step"], row["api_name"]) for row in rows] == [("0", "aten.mm.default.0"), ("1", "aten.mm.default.1")]
+    assert (summary_below(tmp_path)["step"], summary_below(tmp_path)["calls"]) == (1, 2)
+    assert summary_below(tmp_path)["results"] == {"error": 2}
+    assert sorted(path.name for path in calls.iterdir()) == ["aten.mm.default.0.pt", "aten.mm.default.1.pt"]

@@ -5,6 +5,7 @@ Truth is torch on the CPU, and the fault that was planted.
 
 import json
 import math
+import resource
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from torch.nn import functional
 
 from tests.dump.online.steps import FaultyKernels, rows_of, summary_of, tried
 from trainermon import PrecisionDebugger
+from trainermon.accuracy.judge import Judgement, Status
 from trainermon.core.errors import ConfigError
 from trainermon.dump.debugger_config import read_debugger_config
+from trainermon.dump.online.findings import CallFinding, FindingsFile
 
 MSPROBES = ["rank", "pert_mode", "stage", "step", "api_name", "max_rel", "dtype", "shape", "output_index"]
 PRINTED = {
@@ -197,3 +200,92 @@ def test_a_level_of_modules_becomes_that_of_functions(tmp_path):
     assert notes == ("level is L1: task free_benchmark is about functions",)
     assert json.dumps(PRINTED)
     PrecisionDebugger.close()
+
+
+def test_the_losss_own_backward_is_tried_too(tmp_path):
+    weight = torch.randn(5, 16, requires_grad=True, generator=torch.Generator().manual_seed(0))
+
+    def step():
+        functional.cross_entropy(functional.linear(X, weight), torch.arange(6) % 5).backward()
+
+    rows = tried(tmp_path, step, report="all", fuzz_stage="backward", list=["cross_entropy", "linear"])
+
+    assert [(row["api_name"], row["status"]) for row in rows] == [
+        ("Functional.cross_entropy.0.backward", "pass"),
+        ("Functional.linear.0.backward", "pass"),
+        ("Functional.linear.0.backward", "pass"),
+    ]
+
+
+def second_row_lost(result):
+    result[1] = 0
+
+
+@pytest.mark.parametrize(
+    ("step", "operator", "modes"),
+    [
+        (lambda: X @ X.T, "mm", ["change_value:batch"]),
+        (lambda: functional.silu(X), "silu", ["change_value:batch"]),
+    ],
+)
+def test_a_row_that_is_lost_shows_when_rows_change_places(tmp_path, step, operator, modes):
+    def spoiled():
+        with FaultyKernels(second_row_lost, operator):
+            step()
+
+    sound = tried(tmp_path, step, report="all", pert_mode="change_value")
+    assert {row["status"] for row in sound} == {"pass"}
+    assert [row["pert_mode"] for row in tried(tmp_path, spoiled, pert_mode="change_value")] == modes
+
+
+def test_a_sum_that_leaves_out_its_end_shows_when_its_terms_change_places(tmp_path):
+    class Short(FaultyKernels):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            is_sum = "sum" in str(func) and args[0].dtype is torch.float32
+            return func(args[0].flatten()[:-1]) if is_sum else func(*args, **(kwargs or {}))
+
+    def spoiled():
+        with Short(second_row_lost):
+            X.sum()
+
+    assert {row["status"] for row in tried(tmp_path, X.sum, report="all", pert_mode="change_value")} == {"pass"}
+    [row] = tried(tmp_path, spoiled, pert_mode="change_value")
+    assert (row["pert_mode"], row["reason"]) == ("change_value:order", "relation order does not hold")
+
+
+@pytest.fixture
+def files_of_400_bytes():
+    """Let files end at 400 bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("files_of_400_bytes")
+def test_rows_that_do_not_fit_on_the_disk_are_counted_and_none_is_torn(tmp_path, caplog):
+    for number in range(2):
+        file = FindingsFile(tmp_path / "dump" / f"step{number}" / "rank0", rank=0, step=number, takes_all=True)
+        for key in range(9):
+            judgement = Judgement(status=Status.PASS)
+            name = f"Torch.add.{key}.forward"
+            file.add(CallFinding(key=name, mode="add_noise", stage="forward", number=0, judgement=judgement))
+        file.close()
+
+    written = [row["api_name"] for row in rows_of(tmp_path, 1)]
+    assert 0 < len(written) < 9
+    assert written == [f"Torch.add.{key}.forward" for key in range(len(written))]
+    assert (tmp_path / "dump/step1/rank0/free_benchmark.csv").read_text().endswith("\n")
+    assert summary_of(tmp_path, 1)["rows_lost"] == 9 - len(written)
+    assert ["File too large; rows are lost" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, caplog):
+    (tmp_path / "dump").write_text("")
+
+    with pytest.raises(NotADirectoryError):  # of the test's own look at the rows
+        tried(tmp_path, healthy, steps=2)
+
+    [record] = caplog.records
+    assert "Not a directory; rows are lost" in record.getMessage()
+    assert record.exc_info is None

@@ -26,6 +26,9 @@ from tests.frameworks.deepspeed.engines import (
 )
 from tests.frameworks.deepspeed.watch import Watch
 from tests.reference import assert_equal
+from tests.sign_truth import assert_signs_are_of, gathered
+from tests.weight_truth import assert_weights_add_up
+from trainermon.monitor.environment.weights import recorded_weights
 
 STEPS = 2
 # Difference of a gradient from the float64 one, as a share of the norm of all gradients.
@@ -70,6 +73,7 @@ class Check:
     def run(self):
         for step in range(STEPS):
             weights = whole_weights(self.engine)
+            self.check_weights(weights)
             self.watch.forget()
             held = {}
             train_step(self.engine, self.case, step, oracle=lambda held=held: held.update(self.oracle_gradients()))
@@ -84,6 +88,10 @@ class Check:
             if step == 0:
                 self.check_first_moment(held)
         self.check_nothing_is_left()
+
+    def check_weights(self, weights):
+        """What the modules of all ranks have adds up to the whole weights."""
+        assert_weights_add_up(recorded_weights([self.engine], self.watch.training), weights)
 
     def oracle_gradients(self):
         return {} if self.is_accessor_wrong else whole_gradients(self.engine)
@@ -119,6 +127,8 @@ class Check:
 
     def check_gradients(self, held):
         self.check_whole(self.watch.reduced, held)
+        shapes = {p.name: p.owned.shape for p in self.parameters}
+        assert_signs_are_of(gathered(self.watch.signs), {n: held[n].reshape(shapes[n]) for n in held})
 
     def check_truth(self, weights, step, held):
         truth = true_gradients(weights, global_batches(step, self.case.gas))

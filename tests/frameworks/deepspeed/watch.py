@@ -9,6 +9,7 @@ import torch.distributed as dist
 from trainermon.core.values import NO_ELEMENTS, Coordinates, Moments
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks.deepspeed import describe
+from trainermon.monitor.gradient_probe.readings import GradientReader
 from trainermon.statistics.kernel import moments
 
 
@@ -26,6 +27,7 @@ class Watch:
         self.training = describe(
             [engine], optimizer, Coordinates(rank=dist.get_rank(), world_size=dist.get_world_size())
         )
+        self.reader = GradientReader(self.training, self.training.coordinates or Coordinates())
         self.faults = []
         self.outcomes, self.decisions = [], []
         self.forget()
@@ -51,6 +53,7 @@ class Watch:
         self.micro[index].append(gradient.detach().clone())
 
     def _entry(self):
+        self.signs = self.reader.read()
         self.reduced = self._taken(self.training.reduced_gradients())
         self.before = self._taken(self.training.values())
         self.rates = self.training.learning_rates()

@@ -34,7 +34,11 @@ def _attention(weights, x):
 
 
 def _mlp(weights, x):
-    return _linear(weights, "linear_fc2", functional.gelu(_linear(weights, "linear_fc1", x)))
+    inner = _linear(weights, "linear_fc1", x)
+    if inner.shape[-1] == 2 * weights["linear_fc2.weight"].shape[1]:
+        gate, up = inner.chunk(2, -1)
+        return _linear(weights, "linear_fc2", functional.silu(gate) * up)
+    return _linear(weights, "linear_fc2", functional.gelu(inner))
 
 
 def _mixture(weights, x, experts):

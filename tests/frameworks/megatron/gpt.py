@@ -71,6 +71,7 @@ class Layout:
     fused: bool = False
     layer_wise: bool = False
     offload: bool = False
+    gated: bool = False
 
     @property
     def name(self):
@@ -152,6 +153,8 @@ def transformer_config(layout):
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=layout.fused,
+        gated_linear_unit=layout.gated,
+        activation_func=torch.nn.functional.silu if layout.gated else torch.nn.functional.gelu,
         calculate_per_token_loss=layout.per_token_loss,
         **moe,
     )
@@ -288,6 +291,8 @@ def part_of(whole, name, layout):
     if "local_experts" in name:
         size = layout.etp or layout.tp
         rank = parallel_state.get_expert_tensor_parallel_rank()
+    if layout.gated and "linear_fc1" in name:  # each half is split for itself
+        return torch.cat([half.chunk(size, 0)[rank] for half in whole.chunk(2, 0)])
     if name.endswith(SPLIT_ROWS):
         return whole.chunk(size, 0)[rank]
     return whole.chunk(size, 1)[rank] if name.endswith(SPLIT_COLUMNS) else whole
@@ -296,12 +301,12 @@ def part_of(whole, name, layout):
 def full_weight(name, layout):
     """Return the whole parameter in float64, exactly representable in the layout's dtype."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    values = torch.randn(shape_of(name), generator=generator, dtype=torch.float64) * 0.2
+    values = torch.randn(shape_of(name, layout), generator=generator, dtype=torch.float64) * 0.2
     values += "layernorm.weight" in name
     return values.to(layout.dtype).double()
 
 
-def shape_of(name):
+def shape_of(name, layout):
     if "embeddings" in name or name == "output_layer.weight":
         return (SEQUENCE, HIDDEN) if "position" in name else (VOCAB, HIDDEN)
     layer = name.rpartition(".")[0]
@@ -312,7 +317,7 @@ def shape_of(name):
     outputs, inputs = {
         "linear_qkv": (3 * HIDDEN, HIDDEN),
         "linear_proj": (HIDDEN, HIDDEN),
-        "linear_fc1": (FFN, HIDDEN),
+        "linear_fc1": (FFN * (2 if layout.gated else 1), HIDDEN),
         "linear_fc2": (HIDDEN, FFN),
     }[layer.rpartition(".")[2]]
     return (outputs,) if name.endswith("bias") else (outputs, inputs)

@@ -10,9 +10,13 @@ import torch.distributed as dist
 from tests.frameworks.megatron import gpt
 from tests.frameworks.megatron.float64_gpt import token_losses
 from tests.reference import reference
+from tests.sign_truth import assert_signs_are_of, gathered
+from tests.weight_truth import assert_weights_add_up
 from trainermon.core.values import NO_ELEMENTS, Coordinates, Kind
 from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.environment.weights import recorded_weights
 from trainermon.monitor.frameworks.megatron import describe
+from trainermon.monitor.gradient_probe.readings import GradientReader
 
 STEPS = 2
 # How far a norm may be from the float64 model's: what the dtype of forward and backward leaves.
@@ -31,6 +35,7 @@ class Step:
     micro: dict = dataclasses.field(default_factory=dict)
     outcome: Any = None
     result: object = None
+    signs: list = dataclasses.field(default_factory=list)
 
 
 class Watch:
@@ -38,6 +43,7 @@ class Watch:
 
     def __init__(self, training, *, micro=True):
         self.training = training
+        self.reader = GradientReader(training, training.coordinates)
         self.faults = []
         self.step = Step()
         guard = FaultGuard(self.faults.append)
@@ -65,6 +71,7 @@ class Watch:
         total += gradient.double()
 
     def _entry(self):
+        self.step.signs = self.reader.read()
         self.step.reduced = [None if g is None else g.clone() for g in self.training.reduced_gradients()]
         for index, gradient in enumerate(self.step.reduced):
             if gradient is not None:
@@ -95,6 +102,7 @@ def check_layout(layout):
     chunks, optimizer = gpt.build(layout)
     training = describe(chunks, optimizer, Coordinates())
     check_names(layout, training)
+    check_weights(layout, chunks, training)
     check_against_oracles(training)
     watch, model = Watch(training, micro=not layout.fused), WholeModel(layout)
     errors = {}
@@ -104,10 +112,18 @@ def check_layout(layout):
         assert not watch.faults, watch.faults
         truth = model.step(number)
         check_on_this_rank(layout, training, step)
+        assert_signs_are_of(gathered(step.signs), truth[Kind.GRAD_REDUCED], floor=TOLERANCE[layout.dtype])
         found = check_unreduced(layout, training, step, truth) | check_merged(layout, step, truth)
         errors = {kind: max(error, errors.get(kind, 0.0)) for kind, error in found.items()}
     watch.detach()
     return errors
+
+
+def check_weights(layout, chunks, training):
+    """Check that the recorded weights of all ranks add up to the unsharded model, with and without its optimizer."""
+    wholes = {name: gpt.full_weight(name, layout).to(layout.dtype) for name in gpt.all_names(layout)}
+    for known in (training, None):
+        assert_weights_add_up(recorded_weights(chunks, known), wholes)
 
 
 def check_names(layout, training):

@@ -31,6 +31,7 @@ GRID = {
         Layout(distributed_optimizer=True, dtype=BF16, offload=True),
         Layout(layer_wise=True, dtype=BF16),
         Layout(tp=2, sp=True, distributed_optimizer=True),
+        Layout(tp=2, gated=True, distributed_optimizer=True),
         Layout(pp=2, tied=False, distributed_optimizer=True),
         Layout(pp=2, vpp=2, layers=4, overlap=True),
         Layout(cp=2, distributed_optimizer=True),

@@ -141,8 +141,10 @@ def test_a_closure_optimizer_and_a_later_scheduler_are_watched(places):
     assert {"0.weight", "2.bias"} <= set(journal.of(0, "grad_reduced"))
 
 
-def test_run_files_say_who_runs_and_never_hold_the_environment(places, monkeypatch):
+def test_run_files_say_who_runs_and_hold_no_more_of_the_environment_than_settings_that_are_known(places, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("SOMETHING_ELSE", "hunter2")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
     model, optimizer = parts()
     with TrainerMon(QUIET) as monitor:
         monitor.set_monitor(model, optimizer)
@@ -150,10 +152,22 @@ def test_run_files_say_who_runs_and_never_hold_the_environment(places, monkeypat
 
     rank = json.loads((directory / "ranks" / "rank00000.json").read_text())
     assert (rank["parameters"], rank["modules"]) == (49, ["0", "1", "2"])
+    assert rank["environment"]["variables"]["NCCL_ALGO"] == "Ring"
+    assert rank["environment"]["torch"]["version"] == torch.__version__
+    assert "SOMETHING_ELSE" not in str(rank)
     assert json.loads((directory / "run.json").read_text())["world_size"] == 1
     written = [path for path in directory.rglob("*") if path.is_file()]
     assert not any("hunter2" in path.read_text() for path in written)
     assert {oct(path.stat().st_mode & 0o777) for path in written} == {"0o600"}
+
+
+def test_a_run_keeps_no_setting_if_it_is_told_so(places):
+    model, optimizer = parts()
+    with TrainerMon({**QUIET, "environment": False}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        directory = monitor.run_directory
+
+    assert "environment" not in json.loads((directory / "ranks" / "rank00000.json").read_text())
 
 
 def test_what_has_no_effect_stands_in_the_log_and_in_the_run_file(places, caplog):

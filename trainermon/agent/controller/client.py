@@ -18,8 +18,8 @@ import aiohttp
 from yarl import URL
 
 from trainermon.agent.controller.settings import AgentAccess
-from trainermon.agent.web.signing import sign
 from trainermon.core.errors import ConfigError
+from trainermon.core.signing import sign
 
 MAX_ANSWER_BYTES = 8 << 20
 MAX_CONNECTIONS = 256

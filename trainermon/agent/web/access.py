@@ -15,8 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainermon.agent.web.signing import signed_digest
 from trainermon.core.errors import ConfigError
+from trainermon.core.signing import signed_digest
 from trainermon.core.strict import require
 
 PREFIX = "TRAINERMON_"

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMa
 from typing import Any, NamedTuple
 
 from trainermon.agent.web.access import TokenAccess
-from trainermon.agent.web.signing import body_digest
+from trainermon.core.signing import body_digest
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

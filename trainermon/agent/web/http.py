@@ -90,6 +90,12 @@ class NodeInterface(Protocol):
         Raises ConfigError, or ConflictError for a 409.
         """
 
+    def take_finding(self, body: Any) -> OrderAnswer:
+        """Evaluate what another program has found about a rank, as a client's JSON says; return that it was taken.
+
+        Raises ConfigError, or ConflictError for a 409.
+        """
+
     async def flush(self) -> bool:
         """Store everything read so far; return whether that succeeded."""
 
@@ -254,6 +260,10 @@ def _add_control(app: FastAPI, node: NodeInterface) -> None:
     @app.post("/api/commands")
     async def commands(request: Request) -> Response:
         return answer_order(node.order, await request.body())
+
+    @app.post("/api/findings")
+    async def findings(request: Request) -> Response:
+        return answer_order(node.take_finding, await request.body())
 
     @app.post("/api/flush")
     async def flush() -> Response:

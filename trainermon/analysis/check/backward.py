@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.families import Family
-from trainermon.accuracy.judge import Judgement, Status, family_of_call, judge_gradient
-from trainermon.accuracy.products import BackwardCall, GradientSum, VectorProduct
+from trainermon.accuracy.fused import COMPOSITIONS
+from trainermon.accuracy.judge import Judgement, Review, Status, family_of_call, judge_gradient
+from trainermon.accuracy.large import LargeBackward, judge_large_gradient, may_be_large
+from trainermon.accuracy.products import BackwardCall, GradientSum, LastStep, VectorProduct
 from trainermon.accuracy.randomness import determined
 from trainermon.accuracy.rules import ChosenRules
+from trainermon.analysis.check.gradients.per_call import Reading, compared_alone, judge_alone, numbers_of
+from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, OpenedReferences
 from trainermon.analysis.check.readings import computed_in, rounded
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, EntryRecord
@@ -48,7 +53,9 @@ class Taken(NamedTuple):
 class _RecordedBackward:
     """What a dump has of the backward of a call: JSON forms of gradients, of its results and, by number, of arguments.
 
-    `slots` are the places of all tensors among the arguments.
+    `slots` are the places of all tensors among the arguments. With `is_per_call`, as msprobe records, `arguments` is by
+    the number of the tensor among those that the last operation of the call takes, and `wanted` has the numbers of the
+    tensors that were differentiated.
     """
 
     stem: str
@@ -56,7 +63,8 @@ class _RecordedBackward:
     results: Sequence[Any]
     arguments: Mapping[int, Mapping[str, Any]]
     extra: Mapping[str, Any]
-    is_per_call: bool
+    wanted: Sequence[int] = ()
+    is_per_call: bool = False
 
     @property
     def refusal(self) -> str:
@@ -72,6 +80,36 @@ class _RecordedBackward:
         return ""
 
 
+class CallSource(Protocol):
+    """Interface of what has the calls whose backwards are judged, and the gradients of their results."""
+
+    def call(self, entry: EntryRecord) -> DumpedCall:
+        """Return a forward call."""
+
+    def gradient(self, form: Mapping[str, Any]) -> Tensor:
+        """Return the gradient that a JSON form stands for."""
+
+
+class RecordedCalls:
+    """The calls and gradients in the files of the dump in `directory`.
+
+    `data` is what dump.json has, by key; `stand_ins` are functions by name for those that this torch does not have.
+    """
+
+    def __init__(
+        self, directory: Path, data: Mapping[str, Any], stand_ins: Mapping[str, Callable[..., Any]] = COMPOSITIONS
+    ) -> None:
+        self._directory, self._data, self._stand_ins = directory, data, stand_ins
+
+    def call(self, entry: EntryRecord) -> DumpedCall:
+        """Return a forward call, as it was recorded."""
+        return rebuild(self._directory, self._data, entry, stand_ins=self._stand_ins)
+
+    def gradient(self, form: Mapping[str, Any]) -> Tensor:
+        """Return the gradient that a JSON form stands for."""
+        return load_form(self._directory, form)
+
+
 class GradientChecker:
     """Judges the backwards of one dump; keeps what was computed for the calls judged last.
 
@@ -80,21 +118,32 @@ class GradientChecker:
         data: What dump.json has, by key.
         entries: The forward entries of the dump.
         rules: Whose rules give the verdicts; None: ours.
+        source: Where calls and gradients come from; None: from the files of the dump.
+        references: What is differentiated in place of recorded functions; None: what stands for fused operators.
+
+    Attributes:
+        stems: The forward entries by key without direction.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a dump is, and how it is judged
         self,
         directory: Path,
         data: Mapping[str, Any],
         entries: Sequence[EntryRecord],
+        *,
         rules: ChosenRules | None = None,
+        source: CallSource | None = None,
+        references: OpenedReferences | None = None,
     ) -> None:
+        self._references = references if references is not None else DEFAULT_REFERENCE.opened("")
         self._directory, self._data, self._rules = directory, data, rules
-        self._forwards = {entry.key.removesuffix(f".{FORWARD}"): entry for entry in entries}
+        self._source = source if source is not None else RecordedCalls(directory, data, self._references.functions)
+        self.stems = {entry.key.removesuffix(f".{FORWARD}"): entry for entry in entries}
         self._products: OrderedDict[str, VectorProduct] = OrderedDict()
+        self._newest_large: tuple[str, LargeBackward | None] | None = None
         self._judged: dict[Any, tuple[Judgement, str]] = {}
         self._takers: dict[Any, list[Taken]] = defaultdict(list)
-        for stem in self._forwards:
+        for stem in self.stems:
             for identity, taken in self._taken_by(stem):
                 self._takers[identity].append(taken)
 
@@ -107,7 +156,10 @@ class GradientChecker:
         backward = self._recorded(stem)
         if backward.refusal:
             raise DumpError(backward.refusal)
-        self._product(stem)
+        if backward.is_per_call:
+            return self._judged_alone(backward)
+        if self._large(stem) is None:
+            self._product(stem)
         found = {number: self._judgement(backward, number) for number in sorted(backward.arguments)}
         if not any(found.values()):
             raise DumpError("it gives back what it takes" if found else "no gradient arrived at its arguments")
@@ -126,24 +178,55 @@ class GradientChecker:
             raise DumpError(refusal)
         return self._product(stem)
 
+    def backward_call(self, stem: str) -> BackwardCall:
+        """Return the backward of the call `stem` by the function that was recorded, whatever it is judged against.
+
+        Raises:
+            DumpError: As of `product`.
+        """
+        backward = self.product(stem).backward
+        recorded = self._source.call(self.stems[stem]).call
+        return backward._replace(call=backward.call._replace(function=recorded.function))
+
+    def compared(self, stem: str) -> list[tuple[Tensor, Tensor]]:
+        """Return each gradient that the backward of the call `stem` gave back, and what it should be in float64.
+
+        A tensor that several calls take has one gradient: the sum of what they give back.
+
+        Raises:
+            DumpError: One of them cannot be computed.
+        """
+        backward = self._recorded(stem)
+        given = {number: self._source.gradient(form) for number, form in sorted(backward.arguments.items())}
+        if backward.is_per_call:
+            return compared_alone(given, self._readings(backward))
+        parts = {number: self._parts(self._takers_of(backward, number)) for number in given}
+        return [(one, GradientSum(parts[number], one).results[0]) for number, one in given.items()]
+
+    def slots(self, stem: str) -> Sequence[str]:
+        """Return the places of all tensors that the call `stem` takes, `input.0` or `weight`."""
+        return self._recorded(stem).slots
+
     def gradients(self, stem: str) -> tuple[Tensor, ...]:
         """Return the recorded gradients of the tensors that a call takes; () if others' are added to one of them."""
         backward = self._recorded(stem)
+        if backward.is_per_call:
+            return self._alone(backward)
         alone = [Taken(stem, number) for number in backward.arguments]
         shared = [
             one for one in alone if self._takers.get(self._identity(backward, one.number), [one]) != [one]
         ] or any(_refusal(form, [Taken(stem, 0)]) for form in backward.arguments.values())
         forms = [] if shared else [backward.arguments[number] for number in sorted(backward.arguments)]
-        return tuple(load_form(self._directory, form) for form in forms)
+        return tuple(self._source.gradient(form) for form in forms)
 
     def _judgement(self, backward: _RecordedBackward, number: int) -> Judgement | None:
         form = backward.arguments[number]
         identity = self._identity(backward, number)
-        takers = self._takers[identity] if identity is not None else [Taken(backward.stem, number)]
+        takers = self._takers_of(backward, number)
         if Taken(backward.stem, number) not in takers:
             return None
         if identity is None or identity not in self._judged:
-            given = load_form(self._directory, form)
+            given = self._source.gradient(form)
             judged = self._judged_sum(given, form, takers)
             if identity is not None:
                 self._judged[identity] = judged
@@ -152,30 +235,86 @@ class GradientChecker:
             return judgement
         return dataclasses.replace(judgement, status=Status.SKIP, reason=f"see {culprit}.{BACKWARD}: the same tensor")
 
+    def _takers_of(self, backward: _RecordedBackward, number: int) -> list[Taken]:
+        """Return every call whose backward adds to the gradient of the argument `number`."""
+        identity = self._identity(backward, number)
+        return self._takers[identity] if identity is not None else [Taken(backward.stem, number)]
+
     def _judged_sum(self, given: Tensor, form: Mapping[str, Any], takers: Sequence[Taken]) -> tuple[Judgement, str]:
         """Return the verdict on the gradient of a tensor, and the key of the call that is most likely at fault."""
         refusal = _refusal(form, takers)
         if refusal:
             return Judgement(status=Status.SKIP, reason=refusal), ""
-        products = []
-        for taken in takers:
-            backward = self._recorded(taken.stem)
-            if not any(backward.results) and not backward.extra.get("mixed"):
-                continue
-            if backward.refusal:
-                return Judgement(status=Status.SKIP, reason=f"{taken.stem} takes it, too: {backward.refusal}"), ""
-            try:
-                products.append((self._product(taken.stem), taken.number))
-            except DumpError as error:
-                return Judgement(status=Status.SKIP, reason=f"{taken.stem} takes it, too: {error}"), ""
+        try:
+            givers = [taken for taken in takers if self._gives_back(taken)]
+            projected = self._judged_large(given, givers)
+            if projected is not None:
+                return _among(projected, givers[0].stem, takers), givers[0].stem
+            products = self._parts(givers)
+        except DumpError as error:
+            return Judgement(status=Status.SKIP, reason=str(error)), ""
+        total = GradientSum(products, given)
         culprit = max(takers, key=self._effort).stem
         coarsest = max(product.backward.coarsest for product, _ in products)
         tensors = self._product(culprit).backward.call.tensors
         review = self._rules.of_call(f"{culprit}.{BACKWARD}", tensors) if self._rules else None
-        judgement = judge_gradient(given, GradientSum(products, given), coarsest, review)
+        judgement = judge_gradient(given, total, coarsest, review)
+        if judgement.status is Status.ERROR and given.shape == total.results[0].shape:
+            explained = total.culprit(given)
+            culprit = culprit if explained is None else givers[explained].stem
         if judgement.status is Status.ERROR and "consumers" not in form and "order" in form:
             return Judgement(status=Status.SKIP, reason="the dump does not say what else took the same tensor"), ""
         return _among(judgement, culprit, takers), culprit
+
+    def _large(self, stem: str) -> LargeBackward | None:
+        """Return the backward of a call that is a product of matrices too large for float64; None: it is none."""
+        entry, name = self.stems[stem], stem.split(".")[1]
+        given, made = ([tensor.count for tensor in one] for one in (entry.inputs, entry.outputs))
+        if not may_be_large(name, given, made) or self._recorded(stem).is_per_call:
+            return None
+        if self._newest_large is None or self._newest_large[0] != stem:
+            backward, dumped = self._backward_call(stem)
+            self._newest_large = stem, LargeBackward.of(dumped.name, backward)
+        return self._newest_large[1]
+
+    def _judged_large(self, given: Tensor, takers: Sequence[Taken]) -> Judgement | None:
+        """Return the verdict on the gradient of a tensor that is a sum of products, one of them a large one, else None.
+
+        Raises:
+            DumpError: A gradient is missing.
+        """
+        known = [taken for taken in takers if any(self._recorded(taken.stem).results)]
+        if any(self._recorded(taken.stem).refusal for taken in known):
+            return None
+        backwards = [self._large(taken.stem) for taken in known]
+        if not backwards or None in backwards:
+            return None
+        terms = [(backward, taken.number) for backward, taken in zip(backwards, known, strict=True) if backward]
+        return judge_large_gradient(given, terms)
+
+    def _parts(self, takers: Sequence[Taken]) -> list[tuple[VectorProduct, int]]:
+        """Return what each call that takes a tensor gives back, with the tensor's number among its own.
+
+        Raises:
+            DumpError: Of one of them it cannot be computed.
+        """
+        products = []
+        for taken in takers:
+            if not self._gives_back(taken):
+                continue
+            backward = self._recorded(taken.stem)
+            if backward.refusal:
+                raise DumpError(f"{taken.stem} takes it, too: {backward.refusal}")
+            try:
+                products.append((self._product(taken.stem), taken.number))
+            except DumpError as error:
+                raise DumpError(f"{taken.stem} takes it, too: {error}") from error
+        return products
+
+    def _gives_back(self, taken: Taken) -> bool:
+        """Return whether a gradient arrived at the results of a call; of several passes that is not known."""
+        backward = self._recorded(taken.stem)
+        return any(backward.results) or bool(backward.extra.get("mixed"))
 
     def _effort(self, taken: Taken) -> int:
         family = self._product(taken.stem).backward.family if any(self._recorded(taken.stem).results) else Family.EXACT
@@ -194,27 +333,62 @@ class GradientChecker:
         self._products.move_to_end(stem)
         return self._products[stem]
 
-    def _run(self, stem: str) -> VectorProduct:
-        entry, backward = self._forwards[stem], self._recorded(stem)
-        dumped = rebuild(self._directory, self._data, entry)
-        call, family = self._repeatable(dumped, backward)
-        if family in _NOT_JUDGED:
-            raise DumpError(_NOT_JUDGED[family])
-        made = [leaf for leaf in pytree.tree_leaves(dumped.result) if isinstance(leaf, Tensor)]
-        if backward.is_per_call and len(made) > 1:
-            raise DumpError("the dump has the gradient of its first result alone")
-        gradients = [load_form(self._directory, form) if form else None for form in backward.results]
-        gradients += [None] * (len(made) - len(gradients))
-        inside = computed_in(dumped, entry.autocast)
-        call = rounded(call, inside) if inside is not None else call
+    def _run(self, stem: str, kind: type[VectorProduct] = VectorProduct) -> VectorProduct:
+        backward, dumped = self._backward_call(stem)
+        if backward.family in _NOT_JUDGED:
+            raise DumpError(_NOT_JUDGED[backward.family])
         try:
-            product = VectorProduct(BackwardCall(call, gradients, family, backward.arguments, inside))
+            product = kind(backward)
         except Exception as error:  # whatever a foreign kernel raises: there is no common type
             why = (str(error).splitlines() or [type(error).__name__])[0][:160]
             raise DumpError(f"cannot be run in float64: {why}") from error
+        made = [leaf for leaf in pytree.tree_leaves(dumped.result) if isinstance(leaf, Tensor)]
         if not product.chooses_as(made):
             raise DumpError("of equal elements it chose others")
         return product
+
+    def _backward_call(self, stem: str) -> tuple[BackwardCall, DumpedCall]:
+        """Return the backward of a call with the gradients of its results, and the call.
+
+        Raises:
+            DumpError: It cannot be built, or a gradient is missing.
+        """
+        entry, backward = self.stems[stem], self._recorded(stem)
+        dumped = self._references.differentiated(self._source.call(entry))
+        call, family = self._repeatable(dumped, backward)
+        made = [leaf for leaf in pytree.tree_leaves(dumped.result) if isinstance(leaf, Tensor)]
+        gradients = [self._source.gradient(form) if form else None for form in backward.results]
+        gradients += [None] * (len(made) - len(gradients))
+        inside = computed_in(dumped, entry.autocast)
+        call = rounded(call, inside) if inside is not None else call
+        wanted = backward.wanted if backward.is_per_call else backward.arguments
+        return BackwardCall(call, gradients, family, wanted, inside), dumped
+
+    def _judged_alone(self, backward: _RecordedBackward) -> dict[str, Judgement]:
+        """Return the verdicts on what msprobe recorded, as what the last operation of the call gave back.
+
+        A device may compute the call in other steps than the CPU; in a single one, it gives back the gradients of what
+        the call takes.
+        """
+        if not backward.arguments:
+            raise DumpError("no gradient arrived at its arguments")
+
+        def review(product: VectorProduct) -> Review | None:
+            tensors = product.backward.call.tensors
+            return self._rules.of_call(f"{backward.stem}.{BACKWARD}", tensors) if self._rules else None
+
+        given = {number: self._source.gradient(form) for number, form in backward.arguments.items()}
+        return judge_alone(given, backward.slots, self._readings(backward), review)
+
+    def _readings(self, backward: _RecordedBackward) -> list[Reading]:
+        return [partial(self._run, backward.stem, kind) for kind in (LastStep, VectorProduct)]
+
+    def _alone(self, backward: _RecordedBackward) -> tuple[Tensor, ...]:
+        """Return the recorded gradients of what a call takes; () if msprobe recorded others."""
+        last = self._run(backward.stem, LastStep)
+        given = {number: self._source.gradient(form) for number, form in backward.arguments.items()}
+        places = {last.argument(number): given[recorded] for recorded, number in numbers_of(last, given).items()}
+        return tuple(places[number] for number in backward.wanted) if places.keys() == set(backward.wanted) else ()
 
     def _repeatable(self, dumped: DumpedCall, backward: _RecordedBackward) -> tuple[OperationCall, Family]:
         """Return the call, or what a dropout came to in the forward, and its family."""
@@ -223,7 +397,7 @@ class GradientChecker:
             return dumped.call, family
         [(number, form)] = backward.arguments.items()
         is_alone = form.get("consumers", 1) == 1
-        gradient = load_form(self._directory, form) if is_alone and number == 0 else None
+        gradient = self._source.gradient(form) if is_alone and number == 0 else None
         call = determined(dumped.name, dumped.call, dumped.result[0] if dumped.result else None, gradient)
         return (call, Family.ROUNDED) if call is not None else (dumped.call, family)
 
@@ -233,19 +407,18 @@ class GradientChecker:
         named = [slot for name, arg in forward.get("input_kwargs", {}).items() for slot, _ in _tensor_forms(arg, name)]
         gradients = value.get("output") or []
         extra = value.get(EXTRA)
-        if extra is None:  # msprobe's: one for each argument, tensor or not
-            gradients = [
-                gradient
-                for arg, gradient in zip(forward.get("input_args", []), gradients, strict=False)
-                for _ in _tensor_forms(arg)
-            ]
+        if extra is None:
+            forms = [form for _, form in _tensor_forms([forward.get("input_args"), forward.get("input_kwargs")])]
+            wanted = [number for number, form in enumerate(forms) if form.get("requires_grad")]
+            given = {number: form for number, form in enumerate(gradients) if form}
+            return _RecordedBackward(
+                stem, positional + named, value.get("input") or [], given, {}, wanted, is_per_call=True
+            )
         arguments = {number: form for number, form in enumerate(gradients[: len(positional)]) if form}
         for slot, form in (value.get("output_kwargs") or {}).items():
             if form and slot in named:
                 arguments[len(positional) + named.index(slot)] = form
-        return _RecordedBackward(
-            stem, positional + named, value.get("input") or [], arguments, extra or {}, extra is None
-        )
+        return _RecordedBackward(stem, positional + named, value.get("input") or [], arguments, extra)
 
     def _taken_by(self, stem: str) -> Iterator[tuple[Any, Taken]]:
         """Yield each tensor that a call takes and does not just give back, with what tells it from others."""

@@ -5,22 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
-from trainermon.accuracy.judge import Judgement, Status
+from trainermon.accuracy.peers import PEER, SCHEMA_VERSION, baseline_text, excused, learn
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall, check_dump, dumps_below
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import DumpError
-
-SCHEMA_VERSION = 1
-AS_BASELINE = "about as far off as the baseline"
-_PEER = 3.0
-"""A result so many times as far off as the worst of a trusted device is no fault of this one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +26,12 @@ class Baseline:
 
     worst: Mapping[str, float]
 
-    def excuses(self, call: CheckedCall, judgement: Judgement) -> bool:
-        """Return whether a result of a call is an error that the trusted device about makes, too."""
-        is_finite_error = judgement.status is Status.ERROR and math.isfinite(judgement.worst)
-        return is_finite_error and judgement.worst <= _PEER * self.worst.get(_kind(call, judgement), 0.0)
-
     def applied(self, check: CallsCheck) -> CallsCheck:
         """Return the verdicts with the errors that it excuses as warnings."""
         return dataclasses.replace(check, calls=tuple(map(self._applied, check.calls)))
 
     def _applied(self, call: CheckedCall) -> CheckedCall:
-        judged = tuple(
-            dataclasses.replace(one, status=Status.WARNING, reason=AS_BASELINE) if self.excuses(call, one) else one
-            for one in call.judgements
-        )
+        judged = tuple(excused(call.key, one, self.worst) for one in call.judgements)
         return dataclasses.replace(call, judgements=judged)
 
 
@@ -57,9 +41,7 @@ def baseline_of(checks: Iterable[CallsCheck]) -> Baseline:
     for check in checks:
         for call in check.calls:
             for judgement in call.judgements:
-                if judgement.status is not Status.SKIP and math.isfinite(judgement.worst):
-                    kind = _kind(call, judgement)
-                    worst[kind] = max(worst.get(kind, 0.0), judgement.worst)
+                learn(call.key, judgement, worst)
     return Baseline(worst=worst)
 
 
@@ -86,14 +68,8 @@ def write_baseline(baseline: Baseline, sources: Sequence[Path], path: Path) -> N
     Raises:
         DumpError: The file cannot be written.
     """
-    values = {
-        "schema": SCHEMA_VERSION,
-        "torch": torch.__version__,
-        "dumps": [str(source) for source in sources],
-        "worst": {kind: baseline.worst[kind] for kind in sorted(baseline.worst)},
-    }
     try:
-        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        path.write_text(baseline_text(baseline.worst, [str(source) for source in sources]), encoding="utf-8")
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}") from error
 
@@ -114,7 +90,7 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         type=Path,
         metavar="FILE",
-        help=f"what calibrate wrote: errors up to {_PEER:g} times as large as a trusted device's become warnings",
+        help=f"what calibrate wrote: errors up to {PEER:g} times as large as a trusted device's become warnings",
     )
 
 
@@ -128,9 +104,3 @@ def _calibrate(args: argparse.Namespace) -> int:
     write_baseline(baseline, paths, args.output)
     sys.stdout.write(f"wrote {args.output}: {len(baseline.worst)} kinds of calls of {len(paths)} dumps\n")
     return 0
-
-
-def _kind(call: CheckedCall, judgement: Judgement) -> str:
-    """Return operation, direction and type of a result, `linear.backward.float32`."""
-    words = call.key.split(".")
-    return f"{words[1] if len(words) > 1 else call.key}.{words[-1]}.{judgement.dtype}"

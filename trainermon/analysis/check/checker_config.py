@@ -80,6 +80,25 @@ def read_checker_config(path: Path) -> CheckerConfig:
     return _config(where, given)
 
 
+def read_network_config(path: Path) -> Mapping[str, Any]:
+    """Return the keys of msprobe's networked mode in a config.json: host, port, tls_path and others.
+
+    Raises:
+        ConfigError: The file cannot be read, or the block does not say `is_online`.
+    """
+    block = _document(path).get("run_ut")
+    if not isinstance(block, dict) or not block.get("is_online"):
+        raise ConfigError(f'{path}: expected "run_ut" with "is_online": true')
+    found = {key: block[key] for key in _ONLINE if block.get(key) not in (None, "")}
+    for key, kind in (("host", str), ("port", int), ("tls_path", str), ("nfs_path", str), ("rank_list", list)):
+        if key in found and (not isinstance(found[key], kind) or isinstance(found[key], bool)):
+            raise ConfigError(f"{path}: run_ut: {key}: found {found[key]!r}, expected {kind.__name__}")
+    ranks = found.get("rank_list", [])
+    if not all(type(rank) is int and rank >= 0 for rank in ranks):
+        raise ConfigError(f"{path}: run_ut: rank_list: found {ranks!r}, expected numbers of ranks")
+    return found
+
+
 def _document(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -95,7 +114,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _config(where: str, given: Mapping[str, Any]) -> CheckerConfig:
     if given.get("is_online"):
-        raise ConfigError(f"{where}: is_online: calls are not checked over a network; dump them, and check the dump")
+        raise ConfigError(f"{where}: is_online: `trainermon check follow --config FILE` takes calls over a network")
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key in _ONLINE:

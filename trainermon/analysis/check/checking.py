@@ -20,11 +20,17 @@ from trainermon.accuracy.rules import ChosenRules, RuledVerdict
 from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.collectives import COLLECTIVE, CollectiveChecker
 from trainermon.analysis.check.devices import run_again
+from trainermon.analysis.check.gradients.again import gradients_again
+from trainermon.analysis.check.inputs.masks import RepeatedMasks
+from trainermon.analysis.check.inputs.options import DEFAULT_INPUTS, CallInputs
+from trainermon.analysis.check.inputs.random_checks import RandomChecker
+from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, ReferenceChoice
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
+from trainermon.replay.drawn_calls import draws_the_same
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
 # Calls of modules consist of calls of functions.
@@ -93,10 +99,12 @@ class CallsCheck:
     Attributes:
         source: The folder of the dump, or the device.
         calls: In the order in which they ran; the backwards behind all forwards.
+        reference: What they were judged against, as the command names it.
     """
 
     source: str
     calls: tuple[CheckedCall, ...]
+    reference: str = DEFAULT_REFERENCE.source
 
     def of(self, status: Status) -> list[CheckedCall]:
         """Return the calls with this verdict, in the order in which they ran."""
@@ -165,6 +173,8 @@ class DumpChecker:
         rules: Whose rules give the verdict, see `check_dump`.
         max_elements: A call whose tensors have more elements together is not judged; None: no limit.
         device: Where forward calls are run again, and judged, too; "": nowhere.
+        inputs: What calls are given there.
+        reference: What forward calls are judged against.
 
     Attributes:
         keys: Keys of the chosen calls, in the order of `CallsCheck.calls`.
@@ -173,7 +183,7 @@ class DumpChecker:
         DumpError: There is no dump, or it is damaged.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each is an option of the command
         self,
         directory: Path,
         *,
@@ -181,6 +191,8 @@ class DumpChecker:
         rules: ChosenRules | None = None,
         max_elements: int | None = None,
         device: str = "",
+        inputs: CallInputs = DEFAULT_INPUTS,
+        reference: ReferenceChoice = DEFAULT_REFERENCE,
     ) -> None:
         raw = load_raw(directory)
         entries = parse_dump(directory, raw).entries
@@ -189,8 +201,11 @@ class DumpChecker:
         chosen += [one for one in entries if one.direction == BACKWARD and wanted(one.key)]
         self._directory, self._data, self._entries = directory, raw.data, chosen
         self._rules, self._max_elements, self._device = rules, max_elements, device
-        self._gradients = GradientChecker(directory, raw.data, forwards, rules)
+        self._inputs, self._references = inputs, reference.opened(device)
+        self._gradients = GradientChecker(directory, raw.data, forwards, rules=rules, references=self._references)
         self._collectives = CollectiveChecker(directory, raw.data)
+        self._random = RandomChecker(directory, raw.data, forwards, device=device, inputs=inputs, judged=self._verdicts)
+        self._masks = RepeatedMasks(forwards, self._rebuilt)
         self.keys = tuple(entry.key for entry in chosen)
 
     def check(self, number: int) -> CheckedCall:
@@ -215,7 +230,7 @@ class DumpChecker:
         if reason:
             return CheckedCall(key=entry.key, skipped=reason, line=line)
         try:
-            found = self._backward(entry) if entry.direction == BACKWARD else self._forward(entry)
+            found = self._found(entry)
         except DumpError as error:
             return CheckedCall(key=entry.key, skipped=str(error), line=line)
         except Exception as error:  # noqa: BLE001  # a damaged entry, or a type that this torch cannot compute with
@@ -223,26 +238,51 @@ class DumpChecker:
             return CheckedCall(key=entry.key, skipped=f"cannot be judged: {type(error).__name__}: {why}", line=line)
         return dataclasses.replace(found, line=line)
 
+    def _found(self, entry: EntryRecord) -> CheckedCall:
+        if self._device and not entry.key.startswith(COLLECTIVE) and self._inputs.are_random(entry):
+            judgements, slots, seed = self._random.worst(entry)
+            cause = f"random inputs of seed {seed}" if any(one.status is Status.ERROR for one in judgements) else ""
+            return CheckedCall(key=entry.key, judgements=judgements, slots=slots, cause=cause)
+        return self._backward(entry) if entry.direction == BACKWARD else self._forward(entry)
+
     def _backward(self, entry: EntryRecord) -> CheckedCall:
         if entry.key.startswith(COLLECTIVE):
             raise DumpError("it communicates")
-        named = self._gradients.judgements(entry.key.removesuffix(f".{BACKWARD}"))
-        return CheckedCall(key=entry.key, judgements=tuple(named.values()), slots=tuple(named))
+        stem = entry.key.removesuffix(f".{BACKWARD}")
+        named = self._gradients.judgements(stem)
+        found = CheckedCall(key=entry.key, judgements=tuple(named.values()), slots=tuple(named))
+        if not self._device:
+            return found
+        again = gradients_again(self._gradients, stem, named, self._device)
+        return dataclasses.replace(found, rerun=again.judgements, cause=again.cause)
 
     def _forward(self, entry: EntryRecord) -> CheckedCall:
         if entry.key.startswith(COLLECTIVE):
             return CheckedCall(key=entry.key, judgements=tuple(self._collectives.judgements(entry.key)))
-        dumped = rebuild(self._directory, self._data, entry)
-        review = self._rules.of_call(entry.key, dumped.call.tensors) if self._rules else None
+        dumped = self._rebuilt(entry)
 
         def judged(result: Any) -> list[Judgement]:
-            return _judged(dataclasses.replace(dumped, result=result), entry.autocast, review)
+            return self._verdicts(dataclasses.replace(dumped, result=result), entry)
 
         found = judged(dumped.result)
+        if all((one.status, one.reason) == (Status.SKIP, "random") for one in found) and draws_the_same(dumped):
+            found = [dataclasses.replace(one, status=Status.PASS, reason="") for one in found]
+        twin = self._masks.earlier(entry)
+        if twin and all(one.status is Status.PASS for one in found):
+            found = [
+                dataclasses.replace(one, status=Status.ERROR, reason=f"drops what {twin} dropped") for one in found
+            ]
         if not self._device:
             return CheckedCall(key=entry.key, judgements=tuple(found))
         again = run_again(dumped.call, self._device, entry.autocast, found, judged)
         return CheckedCall(key=entry.key, judgements=tuple(found), rerun=again.judgements, cause=again.cause)
+
+    def _rebuilt(self, entry: EntryRecord) -> DumpedCall:
+        return rebuild(self._directory, self._data, entry, stand_ins=self._references.functions)
+
+    def _verdicts(self, dumped: DumpedCall, entry: EntryRecord) -> list[Judgement]:
+        review = self._rules.of_call(entry.key, dumped.call.tensors) if self._rules else None
+        return judge_result(self._references.judged(dumped), entry.autocast, review)
 
 
 def _place(frame: object) -> str:
@@ -251,8 +291,8 @@ def _place(frame: object) -> str:
     return f"{Path(found[1]).name}:{found[2]}" if found else str(frame).strip()
 
 
-def _judged(dumped: DumpedCall, autocast: str, review: RuledVerdict | None = None) -> list[Judgement]:
-    """Return the verdicts on a call; `autocast` is the type of it that the dump names.
+def judge_result(dumped: DumpedCall, autocast: str, review: RuledVerdict | None = None) -> list[Judgement]:
+    """Return the verdicts on the result of a call; `autocast` is the type of it that the dump names.
 
     Where it names none, which msprobe's and older dumps never do, or the kernel may have rounded a number among the
     arguments, the best of several readings counts; msprobe has one.

@@ -12,12 +12,16 @@ from pathlib import Path
 import torch
 
 from trainermon.accuracy.judge import Status
+from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.against.command import add_against
 from trainermon.analysis.check.baselines import add_baseline, add_calibrate, read_baseline
 from trainermon.analysis.check.checking import CallsCheck, dumps_below
 from trainermon.analysis.check.details import DECIMALS
 from trainermon.analysis.check.devices import chosen_devices
 from trainermon.analysis.check.dumps import CallChoice, CheckOptions, check_dumps
+from trainermon.analysis.check.follow.command import add_follow
+from trainermon.analysis.check.inputs.options import add_input_options, chosen_inputs
+from trainermon.analysis.check.inputs.references import add_reference_options, chosen_reference
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
 from trainermon.analysis.check.overflow import add_overflow
 from trainermon.analysis.check.run_options import (
@@ -36,12 +40,15 @@ from trainermon.analysis.check.worker_options import (
 )
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.replay.dumped_calls import UNREADABLE
 
 FORMATS = ("csv", "json", "html", "md")
 DEFAULT_FORMATS = ("csv", "json")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 WRONG = 3
+BOTH = "both"
+STAGES = (FORWARD, BACKWARD, BOTH)
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 INTERRUPTED = 130
 
@@ -56,8 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "-api_info", "--api_info_file", type=Path, dest="api_info", metavar="FILE", help="the same (msprobe)"
     )
+    run.add_argument(
+        "--stage", choices=STAGES, default=BOTH, help="only forwards or only backwards (default: %(default)s)"
+    )
     add_run_options(run)
     add_worker_options(run)
+    add_input_options(run)
+    add_reference_options(run)
     add_baseline(run)
     run.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
@@ -81,8 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_against(actions)
     add_calibrate(actions)
     add_overflow(actions)
+    add_follow(actions)
     for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
         _add_common(action, example)
+
+
+def _other_stage(stage: str) -> list[str]:
+    """Return patterns of the keys that a stage leaves out."""
+    return [f"*.{other}" for other in STAGES if stage not in (BOTH, other) and other != BOTH]
 
 
 def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
@@ -90,9 +108,10 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument(
         "-f",
         "--format",
-        action="append",
-        choices=FORMATS,
-        help="what to write, may be repeated (default: the first two)",
+        action="extend",
+        type=_formats,
+        metavar=",".join(FORMATS),
+        help="what to write into -o DIR (default: csv,json)",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help=f"only calls whose keys match, as {example}"
@@ -105,6 +124,14 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON, see docs/check.md")
 
 
+def _formats(text: str) -> list[str]:
+    """Return the formats in `csv,html`."""
+    names = text.split(",")
+    if not set(names) <= set(FORMATS):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected some of {', '.join(FORMATS)}")
+    return names
+
+
 def main(args: argparse.Namespace) -> int:
     """Judge the calls of a dump or those that a device is given, print the result, and return the exit status.
 
@@ -114,8 +141,10 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump, nothing to resume, or a file cannot be written.
         ConfigError: There is no such device, or torch has no operator database here.
     """
-    if args.action in ("against", "calibrate", "overflow"):
+    if args.action in ("against", "calibrate", "overflow", "follow"):
         return int(args.run(args))
+    if args.format and args.output is None:
+        raise ConfigError("-f says what to write: expected -o DIR with it")
     args.journal = None
     try:
         return _check(args)
@@ -158,15 +187,17 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
     args.checker = checker_config_of(args)
     baseline = read_baseline(args.baseline) if args.baseline is not None else None
     stamp = stamp_to_resume(args)
+    paths = dumps_below(args.dump)
     options = CheckOptions(
-        choice=CallChoice(tuple(args.only), tuple(args.skip), args.checker),
+        choice=CallChoice(tuple(args.only), (*args.skip, *_other_stage(args.stage)), args.checker),
         unique=args.unique,
         rules=chosen_rules(args, args.checker),
         max_elements=args.max_elements,
         workers=chosen_workers(args, len(devices)),
         devices=devices,
+        inputs=chosen_inputs(args, devices, paths),
+        reference=chosen_reference(args, devices),
     )
-    paths = dumps_below(args.dump)
     args.journal = opened_journal(args, options.about(args.dump, paths), stamp)
 
     def complain(error: DumpError) -> None:
@@ -186,6 +217,7 @@ def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list
         dtypes=dtypes,
         samples=None if args.exhaustive else args.samples,
         wanted=CallChoice(tuple(args.only), tuple(args.skip)),
+        rules=ChosenRules() if args.output is not None or args.json else None,
         report=progress,
     )
     return [check], True

@@ -58,6 +58,9 @@ OWN_COLUMNS = (
     "Origin",
     "Source",
     "msprobe Status",
+    "Rerun Status",
+    "Rerun Worst",
+    "Cause",
 )
 DECIMALS = 14
 _FORMULA = ("=", "+", "-", "@")
@@ -94,12 +97,15 @@ def _by_call(calls: Sequence[CheckedCall]) -> Iterator[CheckedCall]:
 def _rows(call: CheckedCall, decimals: int) -> Iterator[list[str]]:
     for number, judgement in enumerate(call.judgements):
         name = f"{call.key}.output.{number}"
-        yield [name, *_legacy_cells(judgement, decimals), *_own_cells(judgement, call)]
+        again = call.rerun[number] if len(call.rerun) == len(call.judgements) else None
+        rerun = [again.status.value, _number(again.worst)] if again is not None else [BLANK, BLANK]
+        yield [name, *_legacy_cells(judgement, decimals), *_own_cells(judgement, call), *rerun, call.cause or BLANK]
     if not call.judgements:
         legacy = [BLANK] * (len(LEGACY_COLUMNS) - 3)
-        own = [BLANK] * (len(OWN_COLUMNS) - 3)
+        own = [BLANK] * OWN_COLUMNS.index("Origin")
         name = f"{call.key}.output.0"
-        yield [name, *legacy, call.status.value, call.reason, *own, call.line or BLANK, _RECORDED, BLANK]
+        own += [call.line or BLANK, _RECORDED, *[BLANK] * 3, call.cause or BLANK]
+        yield [name, *legacy, call.status.value, call.reason, *own]
 
 
 def _legacy_cells(judgement: Judgement, decimals: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,15 +75,25 @@ def run_again(
 
     `judged` gives the verdicts on a result, `recorded` are those on the one in the dump.
     """
+    return rerun(device, recorded, lambda: result_on(device, call, autocast), judged)
+
+
+def rerun(
+    device: str,
+    recorded: Sequence[Judgement],
+    run: Callable[[], object],
+    judged: Callable[[Any], Sequence[Judgement]],
+) -> CallRerun:
+    """Return what `run` gives on `device` now, beside the verdicts on what was `recorded`."""
     if all(one.status is Status.SKIP for one in recorded):
         return CallRerun((), "")
     try:
-        result = _result(call, device, autocast)
+        result = run()
         found = tuple(judged(result))
         was_wrong, is_wrong = _has_error(recorded), _has_error(found)
         if not was_wrong and not is_wrong:
             return CallRerun(found, "")
-        is_steady = _same_bits(result, _result(call, device, autocast))
+        is_steady = _same_bits(result, run())
     except Exception as error:  # noqa: BLE001  # whatever a device raises: it has no such kernel, or no memory
         why = (str(error).splitlines() or [""])[0][:160]
         return CallRerun((), f"not run again on {device}: {type(error).__name__}: {why}")
@@ -100,7 +110,12 @@ def _cause(device: str, *, was_wrong: bool, is_wrong: bool, is_steady: bool) -> 
     return f"{KERNEL}: {device} gives a wrong result again"
 
 
-def _result(call: OperationCall, device: str, autocast: str) -> object:
+def result_on(device: str, call: OperationCall, autocast: str) -> object:
+    """Return what `device` gives for a call under `autocast` (`torch.bfloat16` or "").
+
+    Raises:
+        Exception: Whatever the operation raises.
+    """
     with ExitStack() as contexts:
         contexts.enter_context(torch.device(device))
         if autocast:

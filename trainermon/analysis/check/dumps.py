@@ -19,6 +19,8 @@ from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.checker_config import CheckerConfig
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall, DumpChecker, dumps_below
 from trainermon.analysis.check.devices import require_device
+from trainermon.analysis.check.inputs.options import DEFAULT_INPUTS, CallInputs
+from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, ReferenceChoice
 from trainermon.analysis.check.journal import CheckJournal
 from trainermon.analysis.check.repeats import repeated_calls
 from trainermon.analysis.check.runner import Workers, run_calls
@@ -26,7 +28,7 @@ from trainermon.analysis.check.tables import write_files
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw
-from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER
 
 _CHUNK = 1 << 20
 
@@ -66,6 +68,8 @@ class CheckOptions:
         max_elements: A call whose tensors have more elements together is not judged; None: no limit.
         workers: The worker processes; None: none, it happens here.
         devices: Where forward calls are run again, each call on one of them; (): nowhere.
+        inputs: What they are given there.
+        reference: What forward calls are judged against.
     """
 
     choice: CallChoice = CallChoice()
@@ -74,6 +78,8 @@ class CheckOptions:
     max_elements: int | None = None
     workers: Workers | None = None
     devices: tuple[str, ...] = ()
+    inputs: CallInputs = DEFAULT_INPUTS
+    reference: ReferenceChoice = DEFAULT_REFERENCE
 
     def choice_in(self, directory: Path) -> CallChoice:
         """Return the choice of calls for the dump in `directory`.
@@ -103,6 +109,8 @@ class CheckOptions:
             },
             "rules": self.rules.rules.value if self.rules is not None else None,
             "devices": list(self.devices),
+            "reference": [self.reference.source, *self.reference.lengths],
+            "inputs": [self.inputs.data.value, *self.inputs[1:]],
             "limit of elements": self.max_elements,
         }
 
@@ -206,7 +214,8 @@ def check_dumps(
             if journal is not None:
                 journal.add(str(directory), number, call)
             report(len(calls), len(checker.keys), "calls")
-        yield CallsCheck(source=str(directory), calls=tuple(call for _, call in sorted(calls.items())))
+        judged = tuple(call for _, call in sorted(calls.items()))
+        yield CallsCheck(source=str(directory), calls=judged, reference=options.reference.source)
 
 
 def _openers(directory: Path, options: CheckOptions) -> list[Callable[[], DumpChecker]]:
@@ -220,6 +229,8 @@ def _openers(directory: Path, options: CheckOptions) -> list[Callable[[], DumpCh
             rules=options.rules,
             max_elements=options.max_elements,
             device=device,
+            inputs=options.inputs,
+            reference=options.reference,
         )
         for device in options.devices or ("",)
     ]
@@ -241,14 +252,17 @@ def _judged(
 
 
 def _digest(directories: Iterable[Path]) -> str:
-    """Return a checksum of the files that list the calls; not of their tensors."""
+    """Return a checksum of the files that list the calls, and of names, sizes and times of those with tensors."""
     digest = hashlib.sha256()
-    paths = [directory / name for directory in directories for name in (DUMP_FILE, PARTIAL_FILE)]
     try:
-        for path in filter(Path.is_file, paths):
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
+        for directory in directories:
+            for path in filter(Path.is_file, (directory / DUMP_FILE, directory / PARTIAL_FILE)):
+                with path.open("rb") as file:
+                    while chunk := file.read(_CHUNK):
+                        digest.update(chunk)
+            for path in sorted((directory / TENSOR_FOLDER).glob("*")):
+                found = path.stat()
+                digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     except OSError as error:
         raise DumpError(f"the dump cannot be read: {error}") from error
     return digest.hexdigest()[:16]

@@ -37,6 +37,11 @@ class CheckJournal:
         self.path, self.known, self._file = path, known, file
         self.stamp = path.stem.removeprefix(_STEM)
 
+    @staticmethod
+    def place(folder: Path, stamp: str) -> Path:
+        """Return the path of the one with this time stamp in the folder of the results."""
+        return folder / f"{_STEM}{stamp}.jsonl"
+
     @classmethod
     def begin(cls, folder: Path, stamp: str, about: Mapping[str, Any]) -> CheckJournal:
         """Start one in `folder`; `about` says what is checked and how, in JSON values.
@@ -44,7 +49,7 @@ class CheckJournal:
         Raises:
             DumpError: The folder cannot be written.
         """
-        path = folder / f"{_STEM}{stamp}.jsonl"
+        path = cls.place(folder, stamp)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115  # closed by `close`

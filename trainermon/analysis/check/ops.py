@@ -13,6 +13,7 @@ import torch
 
 from trainermon.accuracy.calls import OperationCall, call_on
 from trainermon.accuracy.judge import Judgement, Status, judge_call
+from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.analysis.check.devices import require_device
 from trainermon.analysis.compare.progress import Report, no_report
@@ -33,12 +34,48 @@ class _Sample(NamedTuple):
     call: OperationCall
 
 
-def check_device(
+class _Judge(NamedTuple):
+    """Judges calls on a device.
+
+    Attributes:
+        device: Where they are made.
+        rules: Whose rules give the verdict, with msprobe's measures; None: ours, without.
+    """
+
+    device: str
+    rules: ChosenRules | None
+
+    def checked(self, key: str, sample: _Sample) -> CheckedCall:
+        """Return the verdict on a call."""
+        try:
+            result = call_on(sample.call, self.device)
+        except Exception as error:  # noqa: BLE001  # whatever a kernel raises: the database says it can be called so
+            why = (str(error).splitlines() or [""])[0][:160]
+            failed = Judgement(status=Status.ERROR, reason=f"raises {type(error).__name__}: {why}")
+            return CheckedCall(key=key, judgements=(failed,))
+        review = self.rules.of_call(f"Torch.{sample.name}.0.forward", sample.call.tensors) if self.rules else None
+        found = judge_call(sample.name, sample.call, result, review=review)
+        if torch.device(self.device).type != "cpu" and any(one.status is Status.ERROR for one in found):
+            found = _beside_cpu(sample, found)
+        return CheckedCall(key=key, judgements=tuple(found))
+
+
+def _beside_cpu(sample: _Sample, found: list[Judgement]) -> list[Judgement]:
+    """Return the verdicts with errors lowered to warnings where the CPU's own kernel is about as far off."""
+    try:
+        peers = judge_call(sample.name, sample.call, call_on(sample.call, "cpu"))
+    except Exception:  # noqa: BLE001  # the CPU has no kernel for the type: there is no peer
+        return found
+    return [_excused(one, peer) for one, peer in zip(found, peers, strict=False)]
+
+
+def check_device(  # noqa: PLR0913  (what is tried, and how it is judged)
     device: str,
     *,
     dtypes: Sequence[torch.dtype] = DEFAULT_DTYPES,
     samples: int | None = 1,
     wanted: Callable[[str], bool] = lambda _: True,
+    rules: ChosenRules | None = None,
     report: Report = no_report,
 ) -> CallsCheck:
     """Return the verdicts on what `device` (`cpu`, `cuda:0`) gives for the operations of torch's operator database.
@@ -46,7 +83,7 @@ def check_device(
     `samples` calls of each operation in each of `dtypes`; None: one of each operation of one argument, with every
     number of a type of 16 bits. `wanted` chooses by key, `nn.functional.gelu.bfloat16.0`. An operation that raises is
     an error. A result that is off no more than three times as far as that of the CPU in the same type is a warning at
-    most. `report` is told after each operation.
+    most. With `rules`, judgements have msprobe's measures. `report` is told after each operation.
 
     Cost: about 4 s of one core for each type on a CPU; with every number about 12 s for each of 16 bits.
 
@@ -66,21 +103,22 @@ def check_device(
         if any(map(wanted, keys)):
             with warnings.catch_warnings():  # of functions that are deprecated: they are in the database all the same
                 warnings.simplefilter("ignore")
-                calls += _of_operation(op, dtype, device, [key for key in keys if wanted(key)], samples)
+                calls += _of_operation(op, dtype, _Judge(device, rules), [key for key in keys if wanted(key)], samples)
         report(number, len(database), "operations")
     return CallsCheck(source=device, calls=tuple(calls))
 
 
 def _of_operation(
-    op: Any, dtype: torch.dtype, device: str, keys: Sequence[str], samples: int | None
+    op: Any, dtype: torch.dtype, judge: _Judge, keys: Sequence[str], samples: int | None
 ) -> list[CheckedCall]:
     """Return the verdicts on the calls of one operation that have these keys."""
     try:
+        device = judge.device
         made = _every_number(op, dtype, device) if samples is None else _samples(op, dtype, device, samples)
         chosen = [(f"{_title(op, dtype)}.{'all' if samples is None else n}", one) for n, one in enumerate(made)]
     except Exception as error:  # noqa: BLE001  # whatever the database raises where a library of it is not here
         return [CheckedCall(key=keys[0], skipped=f"it has no sample here: {type(error).__name__}")]
-    return [_checked(key, sample, device) for key, sample in chosen if key in keys]
+    return [judge.checked(key, sample) for key, sample in chosen if key in keys]
 
 
 def _database() -> list[Any]:
@@ -116,28 +154,6 @@ def _every_number(op: Any, dtype: torch.dtype, device: str) -> Iterator[_Sample]
 def _title(op: Any, dtype: torch.dtype) -> str:
     variant = f".{op.variant_test_name}" if op.variant_test_name else ""
     return f"{op.name}{variant}.{str(dtype).removeprefix('torch.')}"
-
-
-def _checked(key: str, sample: _Sample, device: str) -> CheckedCall:
-    try:
-        result = call_on(sample.call, device)
-    except Exception as error:  # noqa: BLE001  # whatever a kernel raises: the database says that it can be called so
-        why = (str(error).splitlines() or [""])[0][:160]
-        failed = Judgement(status=Status.ERROR, reason=f"raises {type(error).__name__}: {why}")
-        return CheckedCall(key=key, judgements=(failed,))
-    found = judge_call(sample.name, sample.call, result)
-    if torch.device(device).type != "cpu" and any(one.status is Status.ERROR for one in found):
-        found = _beside_cpu(sample, found)
-    return CheckedCall(key=key, judgements=tuple(found))
-
-
-def _beside_cpu(sample: _Sample, found: list[Judgement]) -> list[Judgement]:
-    """Return the verdicts with errors lowered to warnings where the CPU's own kernel is about as far off."""
-    try:
-        peers = judge_call(sample.name, sample.call, call_on(sample.call, "cpu"))
-    except Exception:  # noqa: BLE001  # the CPU has no kernel for the type: there is no peer
-        return found
-    return [_excused(one, peer) for one, peer in zip(found, peers, strict=False)]
 
 
 def _excused(one: Judgement, peer: Judgement) -> Judgement:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,23 @@ import torch
 from torch import Tensor
 
 from trainermon.accuracy.calls import RepeatableCall
+from trainermon.accuracy.products import as_call
+from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.checking import dumps_below
+from trainermon.analysis.check.details import safe_cell
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.core.values import TextEnum, as_plain
 from trainermon.dump.files.reader import load_raw, parse_dump
-from trainermon.dump.files.records import FORWARD, EntryRecord, TensorRecord
+from trainermon.dump.files.records import BACKWARD, FORWARD, EntryRecord, TensorRecord
 from trainermon.dump.files.verdicts import NonfiniteCause
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 from trainermon.replay.precise import floating, judge
 
 KERNEL_STATUS = 3
 """With --exit-code, if a kernel is to blame."""
+
+FORMATS = ("csv", "json")
+_COLUMNS = ("API name", "Class", "Reason", "Dump")
 
 
 class OverflowClass(TextEnum):
@@ -50,7 +58,7 @@ class OverflowClass(TextEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallOverflow:
-    """A forward call with a result that is not finite, or at the end of its type's range.
+    """A call with a result, or a backward with a gradient, that is not finite, or at the end of its type's range.
 
     Attributes:
         key: The call's key in the dump.
@@ -77,25 +85,35 @@ def add_overflow(actions: Any) -> None:
     parser.add_argument(
         "--exit-code", action="store_true", help=f"end with status {KERNEL_STATUS} if a kernel is to blame"
     )
+    parser.add_argument("-o", "--output", "--out_path", type=Path, metavar="DIR", help="write files into this folder")
+    parser.add_argument(
+        "-f", "--format", action="append", choices=FORMATS, help="what to write, may be repeated (default: both)"
+    )
     parser.add_argument("--json", action="store_true", help="print the classes as JSON")
     parser.set_defaults(run=_run)
 
 
 def overflows_of(directory: Path) -> list[CallOverflow]:
-    """Return the forward calls of the dump in `directory` whose results overflowed, in the order in which they ran.
+    """Return the calls of the dump in `directory` whose results or gradients overflowed, in the order of the dump.
 
-    Calls of modules consist of calls of functions, and are left out. Cost: up to four runs of each of those calls.
+    Calls of modules consist of calls of functions, and are left out. Of a backward the gradients count that it gave
+    back to what the call takes; where others are added to one, the class is UNKNOWN. Cost: up to four runs of each of
+    those calls.
 
     Raises:
         DumpError: There is no dump, or it is damaged.
     """
     raw = load_raw(directory)
-    found = []
-    for entry in parse_dump(directory, raw).entries:
-        if entry.direction != FORWARD or entry.key.startswith("Module."):
-            continue
-        if any(map(_may_overflow, entry.outputs)):
-            found.append(_classified(directory, raw.data, entry))
+    entries = [entry for entry in parse_dump(directory, raw).entries if not entry.key.startswith("Module.")]
+    gradients = GradientChecker(directory, raw.data, [entry for entry in entries if entry.direction == FORWARD])
+
+    def call_of(entry: EntryRecord) -> DumpedCall:
+        if entry.direction == FORWARD:
+            return rebuild(directory, raw.data, entry)
+        return _backward_of(gradients, entry.key.removesuffix(f".{BACKWARD}"))
+
+    chosen = (entry for entry in entries if entry.direction in (FORWARD, BACKWARD))
+    found = [_classified(call_of, entry) for entry in chosen if any(map(_may_overflow, entry.outputs))]
     return [one for one in found if one is not None]
 
 
@@ -108,9 +126,17 @@ def _may_overflow(record: TensorRecord) -> bool:
     return max(abs(record.max or 0.0), abs(record.min or 0.0)) >= torch.finfo(dtype).max
 
 
-def _classified(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> CallOverflow | None:
+def _backward_of(gradients: GradientChecker, stem: str) -> DumpedCall:
+    product = gradients.product(stem)
+    recorded = gradients.gradients(stem)
+    if not recorded:
+        raise DumpError("the dump has its gradients only summed with what other calls give back")
+    return DumpedCall(stem, as_call(product.backward), list(recorded))
+
+
+def _classified(call_of: Callable[[EntryRecord], DumpedCall], entry: EntryRecord) -> CallOverflow | None:
     try:
-        found = _cause(rebuild(directory, data, entry))
+        found = _cause(call_of(entry))
     except DumpError as error:
         found = OverflowClass.UNKNOWN, str(error)
     except Exception as error:  # noqa: BLE001  # a damaged entry, or what a foreign kernel raises
@@ -157,12 +183,43 @@ def _run(args: argparse.Namespace) -> int:
         sys.stderr.write("trainermon check: -j and -d have no effect: no device is needed\n")
     found = {str(directory): overflows_of(directory) for directory in dumps_below(dump)}
     if args.json:
-        documents = [{"source": source, "calls": as_plain(calls)} for source, calls in found.items()]
-        sys.stdout.write(json.dumps(documents, indent=1) + "\n")
+        sys.stdout.write(_document(found))
     else:
         sys.stdout.writelines(f"{line}\n" for source, calls in found.items() for line in _lines(source, calls))
+    if args.output is not None:
+        paths = _write_files(found, args.output, args.format or FORMATS)
+        sys.stderr.writelines(f"trainermon check: wrote {path}\n" for path in paths)
     is_kernel = any(call.cause is OverflowClass.KERNEL for calls in found.values() for call in calls)
     return KERNEL_STATUS if args.exit_code and is_kernel else 0
+
+
+def _document(found: Mapping[str, Sequence[CallOverflow]]) -> str:
+    documents = [{"source": source, "calls": as_plain(calls)} for source, calls in found.items()]
+    return json.dumps(documents, indent=1) + "\n"
+
+
+def _write_files(found: Mapping[str, Sequence[CallOverflow]], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write the classes as `overflow_check_<time>.csv` and `.json` into `folder`, and return the paths.
+
+    Raises:
+        DumpError: The folder cannot be written.
+    """
+    stem = f"overflow_check_{time.strftime('%Y%m%d%H%M%S')}"
+    paths = [folder / f"{stem}.{name}" for name in formats]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            if path.suffix == ".json":
+                path.write_text(_document(found), encoding="utf-8")
+                continue
+            with path.open("w", encoding="utf-8-sig", newline="") as file:
+                rows = csv.writer(file)
+                rows.writerow(_COLUMNS)
+                for source, calls in found.items():
+                    rows.writerows(map(safe_cell, (call.key, call.cause.value, call.reason, source)) for call in calls)
+    except OSError as error:
+        raise DumpError(f"cannot write into {folder}: {error}") from error
+    return paths
 
 
 def _lines(source: str, calls: Sequence[CallOverflow]) -> Iterator[str]:

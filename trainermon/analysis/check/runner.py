@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -171,8 +173,17 @@ def _serve(connection: Connection, opener: Opener) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal sends it to every process: whoever started this one ends it
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, name="ends with its parent", daemon=True).start()
     checker = opener()
     connection.send(None)
     with contextlib.suppress(EOFError, OSError):
         while True:
             connection.send(checker.check(connection.recv()))
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended: a call that hangs would keep it forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

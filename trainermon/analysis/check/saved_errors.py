@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,18 +12,21 @@ from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import RepeatableCall, plain
 from trainermon.accuracy.judge import Status
+from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.checking import CallsCheck
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw, parse_dump
-from trainermon.dump.files.records import FORWARD
-from trainermon.replay.dumped_calls import rebuild
+from trainermon.dump.files.records import BACKWARD, FORWARD
+from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
 
 def save_errors(check: CallsCheck, folder: Path) -> list[Path]:
-    """Write what each wrong forward call took and gave, and what float64 gives, and return the paths.
+    """Write what each wrong call took and gave, and what float64 gives, and return the paths.
 
     The names are msprobe's: `Functional.linear.0.forward.input.0.pt`, `….forward.output.device.0.pt` and
-    `….forward.output.bench.0.pt`. Backward calls are left out. Cost: a run in float64 of each.
+    `….forward.output.bench.0.pt`. A wrong backward adds the gradients of the results as `….backward.input.0.pt`, and
+    those of the arguments, in their order, as `….backward.output.device.0.pt` and `….backward.output.bench.0.pt`; the
+    gradient of a tensor that several calls take is the sum of what they give back. Cost: a run in float64 of each.
 
     Raises:
         DumpError: The folder cannot be written.
@@ -32,18 +36,38 @@ def save_errors(check: CallsCheck, folder: Path) -> list[Path]:
         return []
     directory = Path(check.source)
     raw = load_raw(directory)
+    forwards = [entry for entry in parse_dump(directory, raw).entries if entry.direction == FORWARD]
+    gradients = GradientChecker(directory, raw.data, forwards)
     paths = []
-    for entry in parse_dump(directory, raw).entries:
-        if entry.key in wrong and entry.direction == FORWARD:
-            dumped = rebuild(directory, raw.data, entry)
-            parts = {
-                "input": dumped.call.tensors,
-                "output.device": pytree.tree_leaves(dumped.result),
-                "output.bench": _golden(RepeatableCall(dumped.call)),
-            }
-            for part, leaves in parts.items():
-                paths += _save(folder, f"{entry.key}.{part}", leaves)
+    for entry in forwards:
+        stem = entry.key.removesuffix(f".{FORWARD}")
+        is_backward_wrong = f"{stem}.{BACKWARD}" in wrong
+        if entry.key not in wrong and not is_backward_wrong:
+            continue
+        parts: dict[str, Sequence[object]] = {}
+        with contextlib.suppress(DumpError):  # it was wrong with random inputs: the seed in its reason makes them again
+            parts |= _forward_parts(rebuild(directory, raw.data, entry))
+            parts |= _backward_parts(gradients, stem) if is_backward_wrong else {}
+        for part, leaves in parts.items():
+            paths += _save(folder, f"{stem}.{part}", leaves)
     return paths
+
+
+def _forward_parts(dumped: DumpedCall) -> dict[str, Sequence[object]]:
+    return {
+        f"{FORWARD}.input": dumped.call.tensors,
+        f"{FORWARD}.output.device": pytree.tree_leaves(dumped.result),
+        f"{FORWARD}.output.bench": _golden(RepeatableCall(dumped.call)),
+    }
+
+
+def _backward_parts(gradients: GradientChecker, stem: str) -> dict[str, Sequence[object]]:
+    pairs = gradients.compared(stem)
+    return {
+        f"{BACKWARD}.input": gradients.product(stem).backward.gradients,
+        f"{BACKWARD}.output.device": [given for given, _ in pairs],
+        f"{BACKWARD}.output.bench": [exact for _, exact in pairs],
+    }
 
 
 def _golden(call: RepeatableCall) -> list[Tensor]:

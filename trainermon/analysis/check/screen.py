@@ -30,6 +30,8 @@ def headline(check: CallsCheck) -> str:
         at = f", {first.line}" if first.line else ""
         verb = "is" if len(errors) == 1 else "are"
         return f"{len(errors)} of {calls} {verb} wrong; first: {first.key}{at}"
+    if not check.calls:
+        return "no call to judge: none was recorded, or none is chosen (--only takes whole keys, as '*.linear.*')"
     if not judged:
         return "no call could be judged"
     if warnings:
@@ -46,7 +48,7 @@ def _counted(calls: Sequence[CheckedCall]) -> str:
 
 
 def _lines(check: CallsCheck) -> Iterator[str]:
-    yield check.source
+    yield check.source + (f" against {check.reference}" if check.reference != "cpu" else "")
     yield f"  {headline(check)}"
     for status in (Status.ERROR, Status.WARNING):
         calls = check.of(status)

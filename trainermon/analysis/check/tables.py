@@ -38,7 +38,7 @@ def document(check: CallsCheck) -> dict[str, Any]:
         }
         for call in check.calls
     ]
-    return {"schema": SCHEMA_VERSION, "source": check.source, "calls": calls}
+    return {"schema": SCHEMA_VERSION, "source": check.source, "reference": check.reference, "calls": calls}
 
 
 def write_files(
@@ -87,7 +87,10 @@ def _rows(check: CallsCheck) -> Iterator[tuple[str, ...]]:
 
 
 def _write_json(check: CallsCheck, path: Path) -> None:
-    path.write_text(json.dumps(document(check), indent=1) + "\n", encoding="utf-8")
+    """Write a line for each call: that is compact, and an encoder written in C does it."""
+    head = document(check)
+    calls = ",\n".join(map(json.dumps, head.pop("calls")))
+    path.write_text(f'{json.dumps(head)[:-1]}, "calls": [\n{calls}\n]}}\n', encoding="utf-8")
 
 
 def _plain(judgement: Judgement) -> dict[str, Any]:

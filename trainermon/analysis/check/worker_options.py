@@ -20,6 +20,13 @@ _RESULT_FILE = re.compile(r"accuracy_checking_result_(\w+)\.csv")
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
+    add_judging_options(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with the check in -o DIR that was interrupted")
+    parser.add_argument("-csv_path", "--result_csv_path", type=Path, dest="csv_path", help=argparse.SUPPRESS)
+
+
+def add_judging_options(parser: argparse.ArgumentParser) -> None:
+    """Add those that say where calls are judged, and run again."""
     parser.add_argument(
         "--jobs", "-n", type=int, metavar="N", help="judge in N processes of one thread each (default: in this one)"
     )
@@ -36,8 +43,6 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         help="run each call again there and judge that, too: cpu, cuda:0,cuda:1 or npu:0 (default: %(default)s only)",
     )
     parser.add_argument("-d", nargs="+", dest="device_ids", help=argparse.SUPPRESS)
-    parser.add_argument("--resume", action="store_true", help="go on with the check in -o DIR that was interrupted")
-    parser.add_argument("-csv_path", "--result_csv_path", type=Path, dest="csv_path", help=argparse.SUPPRESS)
 
 
 def chosen_workers(args: argparse.Namespace, num_devices: int = 0) -> Workers | None:

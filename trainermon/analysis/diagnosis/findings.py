@@ -257,6 +257,7 @@ class Diagnosis:
         run_verdicts: Whether losses and gradient norms of two runs are apart over all their steps; () unless both sides
             are runs.
         gradient_chain: Where along the gradients' way two runs part; () likewise.
+        setting_differences: Settings of two runs that differ and may change numbers, each as a text; () likewise.
         version: Version of this form.
     """
 
@@ -292,4 +293,5 @@ class Diagnosis:
     collect: NextCollection | None = None
     run_verdicts: tuple[RunVerdict, ...] = ()
     gradient_chain: tuple[GradientLink, ...] = ()
+    setting_differences: tuple[str, ...] = ()
     version: int = SCHEMA_VERSION

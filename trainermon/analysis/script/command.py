@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,22 +15,32 @@ from torch import Tensor
 
 from trainermon.accuracy.calls import OperationCall, call_on
 from trainermon.accuracy.judge import Judgement, Status, judge_call, judge_gradient
-from trainermon.accuracy.products import GradientSum, VectorProduct, gradients_on
+from trainermon.accuracy.products import BackwardCall, GradientSum, VectorProduct, gradients_on
 from trainermon.analysis.check.backward import GradientChecker
-from trainermon.analysis.script.emit import ReproducedCall, tensors_of, write_folder
+from trainermon.analysis.check.checking import dumps_below
+from trainermon.analysis.check.collectives import COLLECTIVE
+from trainermon.analysis.check.inputs.options import InputData
+from trainermon.analysis.script.collective import recorded_collective
+from trainermon.analysis.script.emit import ReproducedCall, tensors_of, write_collective, write_folder
 from trainermon.analysis.script.shrink import shrink
 from trainermon.core.errors import ConfigError, DumpError
-from trainermon.dump.files.reader import load_raw, parse_dump
-from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD
+from trainermon.dump.files.reader import RawDump, load_raw, parse_dump
+from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, EntryRecord
 from trainermon.replay.dumped_calls import rebuild
+from trainermon.replay.dumped_modules import UnknownModuleError
+from trainermon.replay.inputs.random_calls import rebuild_random
 
 # Of msprobe's op_generate; what it asks for beyond this is refused by name.
 _THEIR_KEYS = frozenset(
     ["dump_json_path", "api_name", "extract_api_path", "propagation", "data_mode", "random_seed", "iter_times"]
 )
 
-_WITHOUT_EFFECT = ("extract_api_path", "random_seed", "iter_times")
-_ADVICE = "the recorded tensors are used, and --iters of the script repeats the call"
+# What a dump has of the backward of a module.
+_OF_MODULE = re.compile(r"Module\..*\.(backward|parameters_grad)(\.\d+)?")
+_MAX_NAMED = 5
+_WITHOUT_EFFECT = ("extract_api_path", "iter_times")
+_ADVICE = "--iters of the script repeats the call"
+_DATA = {"real_data": InputData.REAL, "random_data": InputData.RANDOM}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stage", choices=(FORWARD, BACKWARD), help="what is reproduced (default: what the key says, else forward)"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder (default: named after the call)")
+    parser.add_argument(
+        "--data",
+        choices=(InputData.REAL.value, InputData.RANDOM.value),
+        default=InputData.REAL.value,
+        help="recorded tensors, or random ones with the recorded statistics (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of random inputs (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where the call is tried here (default: %(default)s)")
     parser.add_argument(
         "--shrink", action="store_true", help="make the call smaller while it stays wrong on the device"
@@ -56,17 +74,29 @@ def main(args: argparse.Namespace) -> int:
         ConfigError: The options do not say which call, or there is no such device.
     """
     if args.config is not None:
-        args.dump, args.api, args.stage = _of_config(args.config)
+        _take_config(args, args.config)
     if args.dump is None or args.api is None:
         raise ConfigError("expected a dump and the key of a call, or -i config_op.json")
-    directory = args.dump.parent if args.dump.name == DUMP_FILE else args.dump
+    directory = _only_dump(args.dump)
+    if args.api.startswith(COLLECTIVE):
+        return _write_collective(args, directory)
     is_backward = (args.stage or args.api.rpartition(".")[2]) == BACKWARD
-    if is_backward and args.shrink:
-        raise ConfigError("--shrink: only a forward call can be made smaller")
-    reproduced = _recorded(directory, args.api.removesuffix(f".{FORWARD}").removesuffix(f".{BACKWARD}"))
+    if _OF_MODULE.fullmatch(args.api) or (is_backward and args.api.startswith("Module.")):
+        raise ConfigError(f"{args.api}: of modules only forwards can be run again; name a function that it calls")
+    key = args.api.removesuffix(f".{FORWARD}").removesuffix(f".{BACKWARD}")
+    is_random = args.data == InputData.RANDOM.value
+    if is_random and args.seed < 0:
+        raise ConfigError(f"--seed: found {args.seed}, expected 0 or more")
+    reproduced = _recorded(directory, key, args.seed if is_random else None)
+    if is_backward and is_random:
+        raise ConfigError("--data random: only a forward call can be given random inputs")
     if is_backward:
         reproduced = _recorded_backward(directory, reproduced)
-    sys.stdout.write("".join(f"{line}\n" for line in _verdicts(reproduced, args.device)))
+    lines = list(_verdicts(reproduced, args.device))
+    if is_random:  # nothing was recorded for these inputs: what the device gives now is expected of others
+        lines[0] = f"random inputs of seed {args.seed}"
+        reproduced = dataclasses.replace(reproduced, recorded=tensors_of(call_on(reproduced.call, args.device)))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     if args.shrink:
         reproduced = _shrunk(reproduced, args.device)
     folder = args.output if args.output is not None else Path(reproduced.key.replace("/", "_"))
@@ -75,7 +105,39 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _recorded(directory: Path, key: str) -> ReproducedCall:
+def _write_collective(args: argparse.Namespace, directory: Path) -> int:
+    """Write the script of a collective, and print the verdict on what each rank got.
+
+    Raises:
+        ConfigError: It was asked for what only calls of functions have.
+    """
+    for name, is_given in (("--shrink", args.shrink), ("--data random", args.data == InputData.RANDOM.value)):
+        if is_given:
+            raise ConfigError(f"{name}: only calls of functions, not {args.api}")
+    if args.stage == BACKWARD or args.api.endswith(f".{BACKWARD}"):
+        raise ConfigError(f"{args.api}: a collective has no backward that could be run again")
+    reproduced = recorded_collective(directory, args.api)
+    for place, judgements in enumerate(reproduced.judgements):
+        sys.stdout.write(f"recorded, rank {place} of its group: {_said(judgements)}\n")
+    folder = args.output if args.output is not None else Path(reproduced.key)
+    sys.stdout.write(f"wrote {write_collective(reproduced, folder, as_test=args.pytest)}\n")
+    return 0
+
+
+def _only_dump(path: Path) -> Path:
+    """Return the folder of the one dump at or below `path`.
+
+    Raises:
+        DumpError: There is none, or more than one.
+    """
+    found = [path] if (path / DUMP_FILE).is_file() else dumps_below(path)
+    if len(found) > 1:
+        raise DumpError(f"{path} holds {len(found)} dumps, of steps and ranks: name one of them, {found[0]}")
+    return found[0]
+
+
+def _recorded(directory: Path, key: str, seed: int | None = None) -> ReproducedCall:
+    """Return the call as it was recorded; with a seed, with random inputs and no results."""
     raw = load_raw(directory)
     entries = {entry.key: entry for entry in parse_dump(directory, raw).entries if entry.direction == FORWARD}
     entry = entries.get(key) or entries.get(f"{key}.{FORWARD}")
@@ -83,11 +145,31 @@ def _recorded(directory: Path, key: str) -> ReproducedCall:
         near = difflib.get_close_matches(f"{key}.{FORWARD}", entries, n=1)
         advice = f"did you mean {near[0]}?" if near else "`trainermon check run` lists its calls"
         raise DumpError(f"{directory} has no forward call {key}; {advice}")
-    dumped = rebuild(directory, raw.data, entry)
+    given = (directory, raw.data, entry)
+    try:
+        dumped = rebuild(*given) if seed is None else rebuild_random(*given, seed)
+    except UnknownModuleError as error:
+        raise DumpError(f"{entry.key}: {error}; {_instead(raw, entry)}") from error
     operator = f"{entry.class_name}.{entry.module}" if dumped.call.is_custom else ""
     return ReproducedCall(
-        key=entry.key, name=dumped.name, operator=operator, call=dumped.call, recorded=tensors_of(dumped.result)
+        key=entry.key,
+        name=dumped.name,
+        operator=operator,
+        call=dumped.call,
+        recorded=tensors_of(dumped.result),
+        generator=dumped.generator,
     )
+
+
+def _instead(raw: RawDump, module: EntryRecord) -> str:
+    """Return what can be named in place of a module: a function that it calls, if the dump has functions."""
+    called = [key for key, parent in raw.construct.items() if parent in (module.key, [module.key])]
+    functions = [key for key in called if key in raw.data and not key.startswith("Module.")]
+    if functions:
+        return f"name a function that it calls: {', '.join(functions[:_MAX_NAMED])}"
+    if raw.level == "L0":
+        return "name a function that it calls, of a dump of level mix or L1: this one has level L0, modules alone"
+    return f"name a function that it calls; in this dump of level {raw.level} it calls none by itself"
 
 
 def _recorded_backward(directory: Path, forward: ReproducedCall) -> ReproducedCall:
@@ -107,13 +189,19 @@ def _recorded_backward(directory: Path, forward: ReproducedCall) -> ReproducedCa
 
 def _verdicts(reproduced: ReproducedCall, device: str) -> Iterator[str]:
     if reproduced.product is None:
-        then = judge_call(reproduced.name, reproduced.call, reproduced.recorded)
         again = _judged(reproduced.name, reproduced.call, device)
     else:
-        then = _judged_gradients(reproduced.product, reproduced.recorded)
         again = _judged_gradients(reproduced.product, _gradients(reproduced.product, device))
-    yield f"recorded: {_said(then) if reproduced.recorded else 'only summed with what other calls give back'}"
+    then = _said(_then(reproduced)) if reproduced.recorded else "only summed with what other calls give back"
+    yield f"recorded: {then}"
     yield f"again on {device}: {_said(again)}"
+
+
+def _then(reproduced: ReproducedCall) -> list[Judgement]:
+    """Return the verdicts on what was recorded."""
+    if reproduced.product is None:
+        return judge_call(reproduced.name, reproduced.call, reproduced.recorded)
+    return _judged_gradients(reproduced.product, reproduced.recorded)
 
 
 def _judged_gradients(product: VectorProduct, gradients: Sequence[Tensor]) -> list[Judgement]:
@@ -149,21 +237,41 @@ def _said(judgements: Sequence[Judgement]) -> str:
 def _shrunk(reproduced: ReproducedCall, device: str) -> ReproducedCall:
     """Return the call made smaller; the results that belong to it are those of `device`."""
 
-    def is_wrong(call: OperationCall) -> bool:
-        return any(one.status is Status.ERROR for one in _judged(reproduced.name, call, device))
+    def changed(call: OperationCall) -> ReproducedCall:
+        if reproduced.product is None:
+            return dataclasses.replace(reproduced, call=call, recorded=tensors_of(call_on(call, device)))
+        backward = _unpacked(reproduced.product.backward, call)
+        given = tuple(gradients_on(backward, device))
+        return dataclasses.replace(reproduced, call=backward.call, recorded=given, product=VectorProduct(backward))
 
-    if not is_wrong(reproduced.call):
+    def is_wrong(call: OperationCall) -> bool:
+        return any(one.status is Status.ERROR for one in _then(changed(call)))
+
+    whole = reproduced.call if reproduced.product is None else _packed(reproduced.product.backward)
+    if not is_wrong(whole):
         sys.stdout.write(f"not made smaller: the call is not wrong on {device}, only a wrong one can be\n")
         return reproduced
-    call = shrink(reproduced.call, is_wrong)
-    before, after = (sum(tensor.numel() for tensor in each.tensors) for each in (reproduced.call, call))
+    call = shrink(whole, is_wrong)
+    before, after = (sum(tensor.numel() for tensor in each.tensors) for each in (whole, call))
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
     sys.stdout.write(f"still wrong with {after:,} of {before:,} numbers: {shapes}\n")
-    return dataclasses.replace(reproduced, call=call, recorded=tensors_of(call_on(call, device)))
+    return changed(call)
 
 
-def _of_config(path: Path) -> tuple[Path, str, str]:
-    """Return the dump, the key and the stage that msprobe's config_op.json names."""
+def _packed(backward: BackwardCall) -> OperationCall:
+    """Return a call that takes the gradients of the results, too, behind what the forward takes."""
+    call = backward.call
+    return call._replace(args=[list(call.args), dict(call.kwargs), list(backward.gradients)], kwargs={})
+
+
+def _unpacked(backward: BackwardCall, packed: OperationCall) -> BackwardCall:
+    """Return `backward` with the tensors of a call that `_packed` made."""
+    args, kwargs, gradients = packed.args
+    return backward._replace(call=backward.call._replace(args=args, kwargs=kwargs), gradients=gradients)
+
+
+def _take_config(args: argparse.Namespace, path: Path) -> None:
+    """Put the dump, the key, the stage and the inputs that msprobe's config_op.json names into `args`."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -173,7 +281,7 @@ def _of_config(path: Path) -> tuple[Path, str, str]:
     unknown = sorted(set(map(str, given)) - _THEIR_KEYS)
     if unknown:
         raise ConfigError(f"{path}: {unknown[0]}: unknown key; known keys: {', '.join(sorted(_THEIR_KEYS))}")
-    wanted = {"propagation": (FORWARD, BACKWARD, ""), "data_mode": ("real_data", "")}
+    wanted = {"propagation": (FORWARD, BACKWARD, ""), "data_mode": (*_DATA, "")}
     for key, words in wanted.items():
         if given.get(key, "") not in words:
             raise ConfigError(f"{path}: {key}: found {given[key]!r}, expected {' or '.join(map(repr, words[:-1]))}")
@@ -182,4 +290,8 @@ def _of_config(path: Path) -> tuple[Path, str, str]:
         sys.stderr.write(f"trainermon script: {path}: passed over: {', '.join(passed_over)}; {_ADVICE}\n")
     if not isinstance(given.get("api_name"), str):
         raise ConfigError(f"{path}: api_name: expected the key of a call, as Functional.linear.0")
-    return Path(given["dump_json_path"]), given["api_name"], given.get("propagation") or FORWARD
+    args.dump, args.api = Path(given["dump_json_path"]), given["api_name"]
+    args.stage = given.get("propagation") or FORWARD
+    args.data = _DATA.get(given.get("data_mode", ""), InputData.REAL).value
+    if type(given.get("random_seed")) is int:
+        args.seed = given["random_seed"]

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,11 +23,14 @@ from trainermon.accuracy.families import Family
 from trainermon.accuracy.judge import coarsest_roundoff, family_of_call
 from trainermon.accuracy.products import GradientSum, VectorProduct
 from trainermon.accuracy.reference import Reference, unit_roundoff
+from trainermon.analysis.script.collective import ReproducedCollective, collective_files, collective_text
 from trainermon.analysis.script.literals import call_text, function_text
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private
 
 INPUTS_FILE, EXPECTED_FILE, ENVIRONMENT_FILE = "inputs.pt", "expected.pt", "environment.json"
+GENERATOR_FILE = "generator.pt"
+_MAX_GAPS = 16
 TEMPLATE = Path(__file__).with_name("reproduce.py.txt")
 # Of these no element is prescribed.
 _NOT_JUDGED = (Family.RANDOM, Family.UNDEFINED, Family.GAUGE)
@@ -43,6 +47,7 @@ class ReproducedCall:
         operator: Namespace and name if it is a custom operator, `mylib.scale`; else "".
         call: The function and its arguments.
         recorded: The tensors that it gave; of a backward the gradients, () if the dump has them only in sums.
+        generator: The state of the CPU's generator that it drew from; None: it draws nothing, or it is not known.
         product: Of a backward, what it gives in float64; None: it is a forward.
     """
 
@@ -52,6 +57,7 @@ class ReproducedCall:
     call: OperationCall
     recorded: tuple[Tensor, ...]
     product: VectorProduct | None = None
+    generator: Tensor | None = None
 
 
 def write_folder(reproduced: ReproducedCall, folder: Path, *, as_test: bool = False) -> Path:
@@ -68,25 +74,52 @@ def write_folder(reproduced: ReproducedCall, folder: Path, *, as_test: bool = Fa
     call = call_text(name, reproduced.call.args, reproduced.call.kwargs, tensors)
     stem = _NO_NAME.sub("_", reproduced.key)
     script = folder / (f"test_{stem.replace('.', '_')}.py" if as_test else f"{stem}.py")
-    results = _FORWARD if reproduced.product is None else _backward_results(reproduced.product, tensors)
+    if reproduced.product is not None:
+        results = _backward_results(reproduced.product, tensors)
+    else:
+        results = _FORWARD.replace("$draws", "" if reproduced.generator is None else _DRAWS)
     text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=stem, call=call, file=script.name, results=results
     )
+    saved = {INPUTS_FILE: [_compact(tensor) for tensor in tensors], EXPECTED_FILE: _expected(reproduced)}
+    if reproduced.generator is not None:
+        saved[GENERATOR_FILE] = reproduced.generator
+    return _write_files(script, text + (_TEST if as_test else _MAIN), saved)
+
+
+def write_collective(reproduced: ReproducedCollective, folder: Path, *, as_test: bool = False) -> Path:
+    """Write the script of a collective and its files as `write_folder` does; return the script's path.
+
+    Raises:
+        DumpError: It cannot be written as text, or the folder cannot be written.
+    """
+    stem = _NO_NAME.sub("_", reproduced.key)
+    script = folder / (f"test_{stem.replace('.', '_')}.py" if as_test else f"{stem}.py")
+    inputs, expected = collective_files(reproduced)
+    text = collective_text(reproduced, script.name, stem) + (_TEST if as_test else _MAIN)
+    return _write_files(script, text, {INPUTS_FILE: inputs, EXPECTED_FILE: expected})
+
+
+def _write_files(script: Path, text: str, saved: Mapping[str, Any]) -> Path:
+    folder = script.parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _save([plain(tensor).clone() for tensor in tensors], folder / INPUTS_FILE)
-        _save(_expected(reproduced), folder / EXPECTED_FILE)
+        for name, value in saved.items():
+            _save(value, folder / name)
         _write(json.dumps(_environment(), indent=1) + "\n", folder / ENVIRONMENT_FILE)
-        _write(text + (_TEST if as_test else _MAIN), script)
+        _write(text, script)
     except OSError as error:
         raise DumpError(f"cannot write into {folder}: {error}") from error
     return script
 
 
+_DRAWS = """
+    if device == "cpu":  # another device would draw other numbers
+        torch.set_rng_state(torch.load(HERE / "generator.pt", weights_only=True))"""
 _FORWARD = '''def results(tensors, device):
-    """Return the tensors that a call with copies of the inputs gives, on the CPU."""
+    """Return the tensors that a call with copies of the inputs gives, on the CPU."""$draws
     with torch.no_grad():
-        output = call([tensor.to(device, copy=True) for tensor in tensors], torch.device(device))
+        output = call([copied(tensor, device) for tensor in tensors], torch.device(device))
     return [leaf.detach().cpu() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]'''
 _BACKWARD = '''WANTED = $wanted  # which tensors have a gradient
 GRADED = $graded  # which results have one; these are the last tensors
@@ -94,7 +127,7 @@ GRADED = $graded  # which results have one; these are the last tensors
 
 def results(tensors, device):
     """Return the gradients that the backward of a call with copies of the inputs gives, on the CPU."""
-    tensors = [tensor.to(device, copy=True) for tensor in tensors]
+    tensors = [copied(tensor, device) for tensor in tensors]
     taken, gradients = tensors[: -len(GRADED)], tensors[-len(GRADED) :]
     wanted = [taken[number].requires_grad_() for number in WANTED]
     with torch.enable_grad():
@@ -160,6 +193,15 @@ def _environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
     }
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides; where elements share memory, or it has many gaps, in order."""
+    tensor = plain(tensor)
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if not tensor.numel() or 0 in tensor.stride() or extent > _MAX_GAPS * tensor.numel():
+        return tensor.clone()
+    return torch.zeros(extent, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def tensors_of(output: Any) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainermon.core.errors import DumpError
+from trainermon.replay.dumped_calls import set_item
 
 # Where a function is looked for, most usual name first.
 _HOMES: Mapping[str, Any] = {
@@ -22,6 +23,7 @@ _HOMES: Mapping[str, Any] = {
     "torch.fft": torch.fft,
     "torch._VF": torch._VF,
 }
+_SET_ITEM = "torch.Tensor.__setitem__"
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -33,6 +35,8 @@ def function_text(function: Callable[..., Any], operator: str = "") -> str:
     Raises:
         DumpError: It has no name that leads to it.
     """
+    if function is set_item:
+        return _SET_ITEM
     for path, home in _HOMES.items():
         for name in (getattr(function, "__name__", ""), operator.rpartition(".")[2]):
             # linalg_svd is torch.linalg.svd
@@ -57,7 +61,8 @@ def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors
         if not keyword.isidentifier():
             raise DumpError(f"an argument has the name {keyword!r:.80}, which no function has")
         words.append(f"{keyword}={literal(value, tensors)}")
-    return f"{name}({', '.join(words)})"
+    # it returns nothing: what it wrote to is its result
+    return f"{name}({', '.join(words)})" + (f" or {words[0]}" if name == _SET_ITEM else "")
 
 
 def literal(value: Any, tensors: list[Tensor]) -> str:

@@ -49,6 +49,7 @@ DTYPES = (*_NATIVE, *BITS)
 """Every dtype that can be read and written, by torch's names."""
 
 
+@functools.cache
 def storage_dtype(dtype: str) -> np.dtype[Any]:
     """Return the little-endian numpy dtype in which elements of `dtype` are stored.
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainermon.analysis.checkpoint.opening import is_checkpoint, open_checkpoint
+from trainermon.analysis.checkpoint.pieces import Box, Piece
 from trainermon.analysis.tensor.files import SUFFIXES, StoredTensor, open_tensors
-from trainermon.core.errors import DumpError
+from trainermon.core.errors import CheckpointError, DumpError
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, EntryRecord, TensorRecord
 
@@ -33,7 +35,11 @@ class TensorSelector:
             DumpError: there is no tensor of that name, or a file is damaged.
         """
         found = False
-        for file in self.files():
+        files = [] if self._is_checkpoint() else [file for file in self.files() if file.suffix in SUFFIXES]
+        for tensor in () if files else self._of_checkpoint(self.path):
+            found = True
+            yield tensor
+        for file in files:
             for tensor in self._of_file(file):
                 found = True
                 yield tensor
@@ -75,14 +81,30 @@ class TensorSelector:
 
     def _of_file(self, path: Path) -> Iterator[StoredTensor]:
         if not self.pattern:
-            yield from open_tensors(path)
+            yield from _opened(path)
         elif self.path.is_dir():
             if self.pattern in path.relative_to(self.path).as_posix():
-                yield from open_tensors(path)
+                yield from _opened(path)
         else:
-            tensors = open_tensors(path)
-            exact = [tensor for tensor in tensors if tensor.name == self.pattern]
-            yield from exact or [tensor for tensor in tensors if self.pattern in tensor.name]
+            yield from self._named(_opened(path))
+
+    def _is_checkpoint(self) -> bool:
+        try:
+            return self.path.is_dir() and is_checkpoint(self.path)
+        except CheckpointError as error:
+            raise DumpError(str(error)) from error
+
+    def _of_checkpoint(self, path: Path) -> Iterator[StoredTensor]:
+        """Yield the selected tensors of a checkpoint, of any format; nothing if it is none."""
+        try:
+            yield from self._named(_checkpoint_tensors(path))
+        except CheckpointError as error:
+            if not path.is_dir():
+                raise DumpError(f"{error}; or a file that ends in {', '.join(SUFFIXES)}") from error
+
+    def _named(self, tensors: list[StoredTensor]) -> list[StoredTensor]:
+        exact = [tensor for tensor in tensors if tensor.name == self.pattern]
+        return exact or [tensor for tensor in tensors if self.pattern in tensor.name]
 
     def _hint(self) -> str:
         if self.pattern:
@@ -102,6 +124,42 @@ def parse_target(text: str) -> TensorSelector:
     if not Path(path).exists():
         raise DumpError(f"{path} does not exist: expected a tensor file, or a folder of them")
     return TensorSelector(Path(path), pattern)
+
+
+def _opened(path: Path) -> list[StoredTensor]:
+    try:
+        return open_tensors(path)
+    except DumpError:
+        try:
+            return _checkpoint_tensors(path)  # a file of torch that holds more than tensors
+        except CheckpointError:
+            pass
+        raise
+
+
+def _checkpoint_tensors(path: Path) -> list[StoredTensor]:
+    """Return the tensors of a checkpoint; of those that are split, each piece by itself."""
+    checkpoint = open_checkpoint(path)
+    kinds = [("", checkpoint.tensors), *((f"{kind}: ", state) for kind, state in checkpoint.optimizer.items())]
+    return [
+        StoredTensor(
+            path=piece.stored.path,
+            name=f"{kind}{tensor.name}{_part_of(number, tensor.pieces)}",
+            dtype=tensor.dtype,
+            raw=piece.stored.array(),
+        )
+        for kind, tensors in kinds
+        for tensor in tensors.values()
+        for number, piece in enumerate(tensor.pieces, start=1)
+    ]
+
+
+def _part_of(number: int, pieces: tuple[Piece, ...]) -> str:
+    if len(pieces) == 1:
+        return ""
+    region = pieces[number - 1].region
+    where = list(region.starts) if isinstance(region, Box) else f"element {region.start}"
+    return f" piece {number} of {len(pieces)} at {where}"
 
 
 def called_in(path: Path) -> str:

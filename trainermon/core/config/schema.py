@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 from trainermon.core.config.outputs import OutputConfig, check_formats
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require, shown
-from trainermon.core.values import DumpTask
+from trainermon.core.values import DumpTask, GradientLevel
 
 OPS = (
     "norm",
@@ -240,6 +241,33 @@ class AlertConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSignsConfig:
+    """Files of the reduced gradients' signs, by which `trainermon gradients compare` holds two runs together.
+
+    Attributes:
+        level: `L1` signs, `L2` their distribution over `bounds` too; without it nothing is written.
+        params: Parameters, as names, name prefixes or `*` patterns; empty means all.
+        bounds: Elements are counted in `(-inf, b0]`, `(b0, b1]` … `(bn, inf)`; rising.
+        step_interval: Interval, in steps, between steps that are written; on collected steps only.
+        max_steps: How many steps are written in all: a step takes a quarter of a byte an element.
+    """
+
+    level: GradientLevel | None = None
+    params: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = (-1.0, 0.0, 1.0)
+    step_interval: int = 1
+    max_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        has_signs = self.level in (None, GradientLevel.L1, GradientLevel.L2)
+        require(has_signs, "gradient_signs.level", self.level, "L1 or L2, which have signs")
+        rises = all(low < high for low, high in itertools.pairwise(self.bounds))
+        require(rises, "gradient_signs.bounds", list(self.bounds), "numbers that rise")
+        require(self.step_interval >= 1, "gradient_signs.step_interval", self.step_interval, "1 or more")
+        require(self.max_steps >= 0, "gradient_signs.max_steps", self.max_steps, "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(OutputConfig):
     """Everything a user can ask for.
 
@@ -259,6 +287,7 @@ class MonitorConfig(OutputConfig):
         mv_distribution: Adam's moments after the optimizer step, filed under that step.
         ur_distribution: Adam's update `m_hat / (sqrt(v_hat) + eps)` and its ratio `m_hat / sqrt(v_hat)`, by formula.
         mg_direction: Share of elements whose gradient and first moment have the same sign.
+        gradient_signs: Files of the reduced gradients' signs.
         xy_distribution: Inputs and outputs of modules, and the gradients of both.
         all_xy: Every module, whatever `targets` says (parameters still follow `targets`).
         forward_only: With `xy_distribution`: no gradients of inputs and outputs.
@@ -283,6 +312,8 @@ class MonitorConfig(OutputConfig):
         replay: The replay of a step whose gradients are not finite.
         escalation: What other alerts may order.
         hang: When a rank is taken for hung, and how it may be looked into.
+        environment: Keep the settings that change numbers or speed in `ranks/rank*.json`: variables of the allow-list,
+            switches of torch, versions of packages that compute. Nothing else of the environment is ever kept.
     """
 
     framework: str | None = None
@@ -298,6 +329,7 @@ class MonitorConfig(OutputConfig):
     mv_distribution: bool = False
     ur_distribution: bool = False
     mg_direction: bool = False
+    gradient_signs: GradientSignsConfig = GradientSignsConfig()
     xy_distribution: bool = False
     all_xy: bool = False
     forward_only: bool = False
@@ -319,6 +351,7 @@ class MonitorConfig(OutputConfig):
     replay: ReplayConfig = ReplayConfig()
     escalation: EscalationConfig = EscalationConfig()
     hang: HangConfig = HangConfig()
+    environment: bool = True
 
     def __post_init__(self) -> None:
         require(self.start_step >= 0, "start_step", self.start_step, "0 or more")

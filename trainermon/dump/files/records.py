@@ -181,6 +181,7 @@ class DumpInfo:
         joint: All ranks replayed together.
         bad_shards: Parameters of which the part that only this rank holds was not finite.
         notes: Sentences for the reader.
+        skipped_steps: How many steps before it were not dumped, as `max_pending` others waited; of this process.
         layout: What part of the whole model the rank has.
     """
 
@@ -212,6 +213,7 @@ class DumpInfo:
     joint: bool = False
     bad_shards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    skipped_steps: int = 0
     layout: RankLayout = dataclasses.field(default_factory=RankLayout)
 
 

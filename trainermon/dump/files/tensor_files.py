@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import math
 import os
 import struct
 import zlib
@@ -79,10 +80,11 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     return _write_parts(path, (head, elements, tail))
 
 
-def load_tensor(path: Path, dtype: str = "") -> Tensor:
+def load_tensor(path: Path, dtype: str = "", shape: Sequence[int] | None = None) -> Tensor:
     """Return, on the CPU, the tensor in a .pt or .npy file written by `save_tensor`.
 
-    `dtype` (`bfloat16`) is what a .npy file's array is converted to; "": it keeps its own.
+    `dtype` (`bfloat16`) is what a .npy file's array is converted to; "": it keeps its own. With the `shape` that it is
+    said to have, a .pt file is read at a quarter of the cost.
 
     Raises:
         OSError, RuntimeError, ValueError, …: The file is missing, no regular one, damaged, or holds more than a tensor.
@@ -93,10 +95,34 @@ def load_tensor(path: Path, dtype: str = "") -> Tensor:
         found = torch.from_numpy(np.load(path, allow_pickle=False))
         known = getattr(torch, dtype.removeprefix("torch."), None)
         return found.to(known) if isinstance(known, torch.dtype) else found
+    written = None if shape is None else _as_written(path, dtype, shape)
+    if written is not None:
+        return written
     loaded = torch.load(path, weights_only=True, map_location="cpu")
     if not isinstance(loaded, Tensor):
         raise TypeError(f"{path.name} holds a {type(loaded).__name__}, expected a tensor")
     return loaded
+
+
+def _as_written(path: Path, dtype: str, shape: Sequence[int]) -> Tensor | None:
+    """Return the tensor in a file that is byte for byte what `save_tensor` writes of such a one, else None.
+
+    Such a file needs no unpickling: its elements are taken as they lie.
+    """
+    known = getattr(torch, dtype.removeprefix("torch."), None)
+    sizes = list(shape)
+    if known not in _STORAGES or not all(type(size) is int and 0 < size < _MAX_BYTES for size in sizes):
+        return None
+    if not 0 < math.prod(sizes) * known.itemsize < min(_MAX_BYTES, path.stat().st_size):
+        return None
+    like = torch.empty(sizes, dtype=known, device="meta")
+    archive = bytearray(path.read_bytes())
+    begin = len(_around(like, 0)[0])
+    elements = memoryview(archive)[begin : begin + like.nbytes]
+    head, tail = _around(like, zlib.crc32(elements))
+    if len(archive) != begin + like.nbytes + len(tail) or archive[:begin] != head or archive[-len(tail) :] != tail:
+        return None
+    return torch.frombuffer(archive, dtype=known, count=like.numel(), offset=begin).view(sizes)
 
 
 def _local(tensor: Tensor) -> Tensor:

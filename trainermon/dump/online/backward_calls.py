@@ -68,7 +68,10 @@ def follow(observed: ObservedCall, result: Any, then: Callable[[ObservedCall], o
 
     for output in outputs:
         _ = output.grad_fn  # before a hook is registered: torch 2.13 does not survive the other order on some views
-    torch.autograd.graph.register_multi_grad_hook(outputs, arrived)
+    if len(outputs) == 1:  # a hook for several is not called at the result where a backward starts: a loss
+        outputs[0].register_hook(lambda gradient: arrived([gradient]))  # type: ignore[no-untyped-call]
+    else:
+        torch.autograd.graph.register_multi_grad_hook(outputs, arrived)
     return True
 
 
@@ -94,8 +97,8 @@ def _moved_tensors(size: float) -> Any:
     def pack(kept: Tensor) -> Tensor:
         if not kept.is_floating_point():
             return kept
-        signs = torch.randint(0, 2, kept.shape, dtype=torch.int8).to(kept.device)
-        return kept.detach() * (1 + (2 * signs - 1) * size)
+        signs = 2 * torch.randint(0, 2, kept.shape, dtype=torch.int8).to(kept.device) - 1
+        return torch.add(kept.detach(), kept.detach() * signs, alpha=size)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, _same)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainermon.accuracy.judge import Judgement, Status
-from trainermon.accuracy.places import place_of
+from trainermon.accuracy.places import index_at, place_of
 
 _LEAST = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-4}
 
@@ -38,11 +38,10 @@ def repetition(one: Tensor, other: Tensor) -> Judgement:
     differs = (one != other) & ~(one.isnan() & other.isnan())
     if bool(differs.any()):
         at = int(differs.flatten().to(torch.uint8).argmax())
-        index = torch.unravel_index(torch.tensor(at), one.shape) if one.dim() else ()
         return dataclasses.replace(
             found,
             worst=math.inf,
-            index=tuple(int(i) for i in index),
+            index=index_at(at, one.shape),
             device_value=other.flatten()[at].item(),
             golden_value=one.flatten()[at].item(),
             share_above=float(differs.double().mean()),

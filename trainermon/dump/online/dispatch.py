@@ -6,8 +6,8 @@ import dataclasses
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require
 from trainermon.dump.files.records import BACKWARD, FORWARD
+from trainermon.dump.online.blocks import FILES, SAVED_CALLS, DispatchedBlocks
 from trainermon.dump.online.differences import passed
-from trainermon.dump.online.findings import CallFinding, FindingsFile
+from trainermon.dump.online.findings import CallFinding
 from trainermon.dump.online.observed_calls import ObservedCall, reason_to_skip, unobserved
 from trainermon.dump.online.places import innermost_place
 from trainermon.dump.online.trials import is_surely_right
@@ -34,7 +35,6 @@ logger = logging.getLogger("trainermon")
 
 REFERENCES = ("cpu", "device64")
 DUMPS = ("off", "failed", "all")
-FILES = ("accuracy_dispatch.csv", "accuracy_dispatch.json")
 MAX_SAVED = 100
 MAX_KEPT = 1000
 _FUSED_ATTENTION = "_scaled_dot_product"
@@ -54,11 +54,13 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         reference: `device64`: a finer run on the same device comes first, and only what it does not settle is judged on
             the CPU; `cpu`: everything is judged there.
-        sample: One operator in this many is judged, another one in the next block.
+        sample: One operator in this many is judged, another one in the next block; from 20 on, all of ten blocks in
+            the first of them, and the others cost nothing.
         budget_ms: A block spends about this much; the next one continues where it ended. 0: no limit.
         only: Parts of operators' names (`aten.mm`); none: all.
         dump: Which calls' inputs and results are saved as files for `torch.load`: `off`, `failed`, `all`; 100 at most.
-        dump_path: Folder of `rank<R>`, in which `accuracy_dispatch.csv`, `.json` and `calls/` are.
+        dump_path: Folder of `rank<R>`, in which `accuracy_dispatch.csv`, `.json` and `calls/` are, with all blocks of
+            this process; what an earlier run left there is replaced.
         report: `failed` writes rows for what is not a pass, `all` for every result.
         max_elements: Operators whose tensors have more elements together are left out.
 
@@ -97,24 +99,25 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._folder = Path(dump_path) / f"rank{self._rank}"
         self._turns = Turns(every=sample, budget_ms=budget_ms)
-        self._numbers: Counter[str] = Counter()
-        self._num_blocks = self._num_saved = 0
         self._pid = os.getpid()
-        self._findings = self._new_findings()
+        self._blocks = DispatchedBlocks.of(self._folder, self._rank)
+        self._findings, self._num_wrong = self._blocks.findings, 0
         self._begins, self._ends = ContainedCall(self, self._begin), ContainedCall(self, self._end)
 
     def __enter__(self) -> AccuracyDispatch:
         """Begin a block; several may follow one another."""
         self._turns.begin_step()
-        self._findings = self._new_findings()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        ContainedCall(self, partial(self._blocks.begin, takes_all=self._takes_all))()
+        self._num_wrong = self._findings.counts[Status.ERROR.value]
+        if not self._turns.is_idle:
+            super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the block, write the summary, and say in the log if something was wrong."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        ContainedCall(self, self._close)()
-        self._num_blocks += 1
+        if not self._turns.is_idle:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+            ContainedCall(self, self._close)()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func` once, and judge what it gives."""
@@ -137,8 +140,8 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if schema is None or os.getpid() != self._pid or not self._is_wanted(func) or not self._turns.next():
             return None
         begun = time.perf_counter()
-        number = self._numbers[str(func)]
-        self._numbers[str(func)] += 1
+        number = self._blocks.numbers[str(func)]
+        self._blocks.numbers[str(func)] += 1
         leaves = pytree.tree_leaves((args, kwargs))
         reason = _reason(func) or reason_to_skip(_name(func), func, leaves, self._max_elements)
         if reason:
@@ -187,10 +190,10 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return judge_call(observed.name, call, output)
 
     def _save(self, observed: ObservedCall, output: Any) -> None:
-        if self._num_saved >= MAX_SAVED:
+        if self._blocks.num_saved >= MAX_SAVED:
             return
-        self._num_saved += 1
-        folder = self._folder / "calls"
+        self._blocks.num_saved += 1
+        folder = self._folder / SAVED_CALLS
         folder.mkdir(parents=True, exist_ok=True)
         kept = {"args": list(observed.call.args), "kwargs": dict(observed.call.kwargs), "output": output}
         name = observed.key.replace("/", "_")
@@ -201,14 +204,9 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._findings.duration_s += duration_s
         self._turns.spend(duration_s)
 
-    def _new_findings(self) -> FindingsFile:
-        return FindingsFile(
-            self._folder, rank=self._rank, step=self._num_blocks, takes_all=self._takes_all, names=FILES
-        )
-
     def _close(self) -> None:
         self._findings.close()
-        wrong = self._findings.counts[Status.ERROR.value]
+        wrong = self._findings.counts[Status.ERROR.value] - self._num_wrong
         if wrong:
             logger.warning("AccuracyDispatch: %d wrong results; see %s", wrong, self._folder / FILES[0])
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 import math
 import os
 from collections import Counter
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.accuracy.judge import Judgement, Status
+
+logger = logging.getLogger("trainermon")
 
 CSV_FILE, SUMMARY_FILE = "free_benchmark.csv", "free_benchmark.json"
 # The first nine are msprobe's.
@@ -70,12 +73,15 @@ class FindingsFile:
         rank: This rank.
         step: The step's number.
         takes_all: Whether calls that passed are written too.
-        names: Of the csv file, which rows are added to if it is there, and of the summary.
+        names: Of the csv file and of the summary.
+
+    Files that are there are replaced. What cannot be written, on a full disk, is told once, and counted.
 
     Attributes:
         counts: How many tensors had which status.
         skipped: How many calls were not tried, by reason.
         fixed: How many calls were replaced, by name and type.
+        num_lost: How many rows could not be written.
     """
 
     def __init__(
@@ -91,10 +97,15 @@ class FindingsFile:
         self.skipped: Counter[str] = Counter()
         self.fixed: Counter[str] = Counter()
         self.num_calls = 0
+        self.num_lost = 0
         self.duration_s = 0.0
         self._folder, self._rank, self._step, self._takes_all = folder, rank, step, takes_all
         self._csv, self._summary = names
-        self._has_header = False
+        self._is_begun = False
+
+    def begin_step(self, step: int, *, takes_all: bool) -> None:
+        """Go on with the step of this number: rows and counts are added to those of earlier ones."""
+        self._step, self._takes_all = step, takes_all
 
     def add(self, finding: CallFinding) -> None:
         """Count `finding`, and write it unless it is a pass or was not judged (with `takes_all`: in any case)."""
@@ -113,24 +124,59 @@ class FindingsFile:
             "skipped": dict(self.skipped),
             "fixed": dict(self.fixed),
             "duration_s": round(self.duration_s, 6),
+            **({"rows_lost": self.num_lost} if self.num_lost else {}),
         }
         self._write(self._summary, json.dumps(summary, indent=1) + "\n", os.O_TRUNC)
 
     def _append(self, rows: list[list[Any]]) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        if not self._has_header:
-            self._has_header = True
-            if not (self._folder / self._csv).exists():
-                writer.writerow(COLUMNS)
+        if not self._is_begun:
+            writer.writerow(COLUMNS)
         writer.writerows([_safe(cell) for cell in row] for row in rows)
-        self._write(self._csv, text.getvalue(), os.O_APPEND)
+        if self._write(self._csv, text.getvalue(), os.O_APPEND if self._is_begun else os.O_TRUNC):
+            self._is_begun = True
+        else:
+            self.num_lost += len(rows)
 
-    def _write(self, name: str, text: str, how: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | how, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+    def _write(self, name: str, text: str, how: int) -> bool:
+        """Return whether `text` stands in the file: all of it, or nothing."""
+        path = self._folder / name
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                _write_whole(file, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            _tell_once(self._folder.parent.parent, error.strerror or str(error), path)
+            return False
+        return True
+
+
+_TOLD: set[tuple[Path, str]] = set()
+
+
+def _tell_once(root: Path, why: str, path: Path) -> None:
+    """Say that `path` cannot be written, unless that was said of another step below `root`."""
+    if (root, why) not in _TOLD:
+        _TOLD.add((root, why))
+        logger.warning("cannot write %s: %s; rows are lost (rows_lost counts them), and training goes on", path, why)
+
+
+def _write_whole(file: io.FileIO, data: bytes) -> None:
+    """Append `data`, or leave the file as it was.
+
+    Raises:
+        OSError: There is no space for it.
+    """
+    begin = os.fstat(file.fileno()).st_size
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+    except OSError:
+        file.truncate(begin)
+        raise
 
 
 def _cells(finding: CallFinding, rank: int, step: int) -> list[Any]:

@@ -20,6 +20,7 @@ from trainermon.dump.online.chosen_calls import ChosenCalls
 from trainermon.dump.online.findings import FindingsFile
 from trainermon.dump.online.observed_calls import RANDOM, ObservedCall, reason_to_skip
 from trainermon.dump.online.places import innermost_place
+from trainermon.dump.online.preheat import PeerErrors
 from trainermon.dump.online.trials import Trials
 from trainermon.dump.online.turns import Turns
 
@@ -33,15 +34,16 @@ class FreeBenchmark(ChosenCalls):
     Args:
         config: The debugger's configuration.
         turns: Which calls are tried; it outlives a step.
+        peers: What the CPU is off by; it does, too.
         findings: Where rows go.
     """
 
-    def __init__(self, config: DebuggerConfig, turns: Turns, findings: FindingsFile) -> None:
+    def __init__(self, config: DebuggerConfig, turns: Turns, peers: PeerErrors, findings: FindingsFile) -> None:
         super().__init__(config, findings)
         self._max_elements = config.free_benchmark.max_elements
         self._is_backward = config.free_benchmark.fuzz_stage == BACKWARD
         self._turns = turns
-        self._trials = Trials(config.free_benchmark)
+        self._trials, self._peers = Trials(config.free_benchmark), peers
         self._written: set[Any] = set()
         self._begins, self._ends = self.contain(self._begin), self.contain(self._end)
 
@@ -114,8 +116,10 @@ class FreeBenchmark(ChosenCalls):
 
     def _judge(self, observed: ObservedCall, result: Any, line: str) -> None:
         self._findings.num_calls += 1
+        self._peers.watch(observed)
         for finding in self._trials.of_result(observed, result):
-            self._findings.add(dataclasses.replace(finding, line=line))
+            judgement = self._peers.excused(finding.key, finding.judgement)
+            self._findings.add(dataclasses.replace(finding, judgement=judgement, line=line))
 
     def _spend(self, begun: float) -> None:
         duration_s = time.perf_counter() - begun

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.calls import OperationCall, mapped
 from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.reference import unit_roundoff
 from trainermon.dump.online.generators import GeneratorStates
@@ -61,7 +61,7 @@ class ObservedCall:
         leaves = pytree.tree_leaves((call.args, call.kwargs))
         generators = GeneratorStates.current(leaves)
         if is_written or writes(name, call.kwargs):
-            args, kwargs = pytree.tree_map(_cloned, (tuple(call.args), dict(call.kwargs)))
+            args, kwargs = mapped(_cloned, (tuple(call.args), dict(call.kwargs)))
             return cls(key, name, call._replace(args=args, kwargs=kwargs), generators, ())
         versions = tuple((leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor))
         return cls(key, name, call, generators, versions)
@@ -88,13 +88,13 @@ class ObservedCall:
 
     def of(self, call: OperationCall) -> Any:
         """Return what the function gives for the inputs of `call`, copies of which it takes; likewise."""
-        args, kwargs = pytree.tree_map(_cloned, (tuple(call.args), dict(call.kwargs)))
+        args, kwargs = mapped(_cloned, (tuple(call.args), dict(call.kwargs)))
         with self.generators.repeated(), torch.no_grad():
             return call.function(*args, **kwargs)
 
     def moved(self, move: Callable[[Any], Any]) -> OperationCall:
         """Return the call with `move`, which writes to nothing, applied to each leaf of its arguments."""
-        args, kwargs = pytree.tree_map(
+        args, kwargs = mapped(
             lambda leaf: move(leaf.detach() if isinstance(leaf, Tensor) else leaf),
             (tuple(self.call.args), dict(self.call.kwargs)),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,16 @@ def _with_noise(value: Tensor, seed: int) -> Tensor:
     """Move each element by a relative noise of either sign, of two roundoffs at least: less would be rounded away."""
     size = max(_NOISE[value.dtype], 4 * _UNITS[value.dtype])
     factors = _factors(value.dtype, value.device, size, seed)
-    repeated = factors.repeat(-(-value.numel() // factors.numel()))[: value.numel()]
-    return value * repeated.view(value.shape)
+    if not value.is_contiguous():
+        repeated = factors.repeat(-(-value.numel() // _PERIOD))[: value.numel()]
+        return value * repeated.view(value.shape)
+    moved = torch.empty_like(value, memory_format=torch.contiguous_format)
+    rows, rest = divmod(value.numel(), _PERIOD)
+    given, made = value.view(-1), moved.view(-1)
+    end = rows * _PERIOD
+    torch.mul(given[:end].view(rows, _PERIOD), factors, out=made[:end].view(rows, _PERIOD))
+    torch.mul(given[end:], factors[:rest], out=made[end:])
+    return moved
 
 
 @functools.lru_cache(maxsize=16)
@@ -58,8 +67,17 @@ def _factors(dtype: torch.dtype, device: torch.device, size: float, seed: int) -
 def _with_flipped_bit(value: Tensor) -> Tensor:
     """Flip the last bit of each normal number."""
     whole = value.contiguous().view(_BITS[value.dtype])
-    normal = (value.abs() >= torch.finfo(value.dtype).tiny) & value.isfinite()
-    return torch.where(normal, (whole ^ 1).view(value.dtype).view(value.shape), value)
+    size = whole & torch.iinfo(whole.dtype).max  # magnitudes are in the order of their bits
+    smallest, infinite = _ends(value.dtype)
+    return (whole ^ ((size >= smallest) & (size < infinite))).view(value.dtype)
+
+
+@functools.cache
+def _ends(dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bits of the smallest normal number of a type, and of infinity."""
+    numbers = torch.tensor([torch.finfo(dtype).tiny, math.inf], dtype=dtype)
+    smallest, infinite = numbers.view(_BITS[dtype]).tolist()
+    return smallest, infinite
 
 
 def _with_ends_swapped(value: Tensor) -> Tensor:

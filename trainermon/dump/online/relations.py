@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.judge import Judgement, Status, coarsest_roundoff, family_of_call
-from trainermon.accuracy.places import place_of
+from trainermon.accuracy.places import index_at, place_of
 from trainermon.accuracy.reference import Reference
 from trainermon.accuracy.screen import QuickReference
 from trainermon.dump.online.observed_calls import twin_of
@@ -96,6 +96,39 @@ def relations_of(name: str, call: OperationCall) -> Iterator[Relation]:
             yield Relation("shift", _with_first(call, shifted), lambda given: given)
 
 
+def permutations_of(name: str, call: OperationCall) -> Iterator[Relation]:
+    """Yield permutations of the inputs of the function `name` that its result must follow, or must not notice.
+
+    `order` reverses what is summed over, and the result stays; `batch` reverses rows, and with them the result's.
+    """
+    first = call.args[0] if call.args else None
+    if not isinstance(first, Tensor) or not first.is_floating_point() or first.dim() < 2 or not first.numel():
+        return
+    reordered = _reordered(name, call, first)
+    if reordered is not None:
+        yield Relation("order", reordered, lambda given: given)
+    if name in BY_ROWS and first.shape[0] > 1 and _is_free_of_first(name, call, first):
+        yield Relation("batch", _by_rows(call, first, _reversed), _reversed)
+
+
+def _reversed(value: Tensor) -> Tensor:
+    return value.flip(0)
+
+
+def _reordered(name: str, call: OperationCall, first: Tensor) -> OperationCall | None:
+    """Return the call with the terms of its sums in the opposite order; None if it is not known how."""
+    second = call.args[1] if len(call.args) > 1 else call.kwargs.get("weight")
+    if name == "linear" and isinstance(second, Tensor):
+        if len(call.args) > 1:
+            return call._replace(args=(first.flip(-1), second.flip(-1), *call.args[2:]))
+        return _with_first(call, first.flip(-1))._replace(kwargs={**call.kwargs, "weight": second.flip(-1)})
+    if name in PRODUCTS and isinstance(second, Tensor) and second.dim() > 1 and len(call.args) == 2:
+        return call._replace(args=(first.flip(-1), second.flip(-2)))
+    if name in ("sum", "mean") and len(call.args) == 1 and not call.kwargs:
+        return _with_first(call, first.flip(tuple(range(first.dim()))))
+    return None
+
+
 def _has_bias(name: str, call: OperationCall) -> bool:
     if name in ("linear", "conv1d", "conv2d", "conv3d"):
         return (call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")) is not None
@@ -126,16 +159,21 @@ def _is_free_of_first(name: str, call: OperationCall, first: Tensor) -> bool:
 
 def _sliced(call: OperationCall, first: Tensor, half: int) -> OperationCall:
     """Return the call with the first rows of its first argument, and of whatever else has a row for each of them."""
+    return _by_rows(call, first, lambda value: value[:half])
+
+
+def _by_rows(call: OperationCall, first: Tensor, change: Callable[[Tensor], Tensor]) -> OperationCall:
+    """Return the call with its first argument changed by rows, and whatever else has a row for each of its."""
     with_rows = {"bmm", "matmul", "__matmul__", "scaled_dot_product_attention"}
 
     def cut(value: Any) -> Any:
         batched = isinstance(value, Tensor) and value.dim() == first.dim() > 2 and value.shape[0] == first.shape[0]
-        return value[:half] if batched else value
+        return change(value) if batched else value
 
     name = getattr(call.function, "__name__", "")
     rest = tuple(map(cut, call.args[1:])) if name in with_rows else tuple(call.args[1:])
     kwargs = {key: cut(value) for key, value in call.kwargs.items()} if name in with_rows else dict(call.kwargs)
-    return call._replace(args=(first[:half], *rest), kwargs=kwargs)
+    return call._replace(args=(change(first), *rest), kwargs=kwargs)
 
 
 def judge_relation(relation: Relation, name: str, call: OperationCall, pair: tuple[Tensor, Tensor]) -> Judgement:
@@ -170,7 +208,6 @@ def _verdict(relation: Relation, observed: Tensor, expected: Tensor, wrong: Tens
     if not bool(wrong.any()):
         return Judgement(status=Status.PASS, dtype=dtype, shape=tuple(observed.shape))
     at = int(wrong.flatten().to(torch.uint8).argmax())
-    index = torch.unravel_index(torch.tensor(at), observed.shape) if observed.dim() else ()
     is_comparable = expected.shape == observed.shape
     return Judgement(
         status=Status.ERROR,
@@ -178,7 +215,7 @@ def _verdict(relation: Relation, observed: Tensor, expected: Tensor, wrong: Tens
         dtype=dtype,
         shape=tuple(observed.shape),
         worst=math.inf,
-        index=tuple(int(i) for i in index),
+        index=index_at(at, observed.shape),
         device_value=observed.flatten()[at].item(),
         golden_value=expected.flatten()[at].item() if is_comparable else math.nan,
         share_above=float(wrong.double().mean()),

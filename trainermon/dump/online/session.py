@@ -15,6 +15,7 @@ from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.online.findings import CSV_FILE, FindingsFile
 from trainermon.dump.online.fixed_calls import FixedCalls
 from trainermon.dump.online.free_benchmark import FreeBenchmark
+from trainermon.dump.online.preheat import PeerErrors
 from trainermon.dump.online.turns import Turns
 
 logger = logging.getLogger("trainermon")
@@ -23,21 +24,28 @@ logger = logging.getLogger("trainermon")
 class FreeBenchmarkStep:
     """Tries calls between `begin` and `end`, and writes what it finds into `directory`.
 
-    `config` says what is tried, `info` has step and rank, `turns` go on from step to step.
+    `config` says what is tried, `info` has step and rank, `turns` and `peers` go on from step to step.
     """
 
     num_overflows = 0
 
-    def __init__(self, directory: Path, config: DebuggerConfig, info: DumpInfo, turns: Turns) -> None:
-        self._config, self._turns = config, turns
+    def __init__(
+        self, directory: Path, config: DebuggerConfig, info: DumpInfo, turns: Turns, peers: PeerErrors
+    ) -> None:
+        self._config, self._turns, self._peers = config, turns, peers
+        self._baseline = directory.parent.parent / f"free_benchmark_baseline_rank{info.rank or 0}.json"
         takes_all = config.free_benchmark.report == "all"
         self._findings = FindingsFile(directory, rank=info.rank or 0, step=info.step or 0, takes_all=takes_all)
         fixes = config.free_benchmark.fixes
-        self._mode = FixedCalls(config, self._findings) if fixes else FreeBenchmark(config, turns, self._findings)
+        self._mode = (
+            FixedCalls(config, self._findings) if fixes else FreeBenchmark(config, turns, peers, self._findings)
+        )
         self._directory = directory
         self._stance: Any = None
         self._is_on = False
         turns.begin_step()
+        peers.begin_step()
+        self._is_idle = turns.is_idle and not fixes
 
     @property
     def is_on(self) -> bool:
@@ -49,6 +57,8 @@ class FreeBenchmarkStep:
         if self._is_on:
             return
         self._is_on = True
+        if self._is_idle:
+            return
         if "torch._dynamo" in sys.modules:  # compiled code runs past function modes, or with a mode compiled in
             self._stance = torch.compiler.set_stance("force_eager")
         self._mode.attach()
@@ -58,11 +68,13 @@ class FreeBenchmarkStep:
         if not self._is_on:
             return
         self._is_on = False
-        self._mode.detach()
+        if not self._is_idle:
+            self._mode.detach()
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
             self._stance = None
         self._findings.close()
+        self._peers.write(self._baseline)
 
     def close(self) -> None:
         """Stop for good; say in the log if something is wrong."""

@@ -21,7 +21,7 @@ from trainermon.dump.online.findings import CallFinding
 from trainermon.dump.online.observed_calls import ObservedCall, as_seen, unobserved
 from trainermon.dump.online.options import JUDGING, NOISY, FreeBenchmarkConfig, Perturbation
 from trainermon.dump.online.perturbation import mover_of
-from trainermon.dump.online.relations import judge_relation, relations_of
+from trainermon.dump.online.relations import Relation, judge_relation, permutations_of, relations_of
 
 
 class Trials:
@@ -45,7 +45,12 @@ class Trials:
         elif mode is Perturbation.NO_CHANGE:
             yield from self._repeated(observed, result)
         elif mode is Perturbation.RELATIONS:
-            yield from self._related(observed, result)
+            yield from self._related(observed, result, relations_of)
+        elif mode is Perturbation.CHANGE_VALUE:
+            found = self._related(observed, result, permutations_of)
+            broken = [one for one in found if one.judgement.status is Status.ERROR]
+            # a result that is always the same follows every permutation
+            yield from broken or self._moved(observed, result, mover_of(mode, 0))
         else:
             for seed in range(self._config.probes if mode in NOISY else 1):
                 yield from self._moved(observed, result, mover_of(mode, seed))
@@ -69,11 +74,16 @@ class Trials:
                 apart = ratio_of(one, other) if self._shows(judgement) else Apart(0.0)
             yield self._finding(observed, number, judgement, apart)
 
-    def _related(self, observed: ObservedCall, result: Any) -> Iterator[CallFinding]:
+    def _related(
+        self,
+        observed: ObservedCall,
+        result: Any,
+        relations_of_call: Callable[[str, OperationCall], Iterator[Relation]],
+    ) -> Iterator[CallFinding]:
         """Yield whether the relations of a call hold, one finding for each."""
         with unobserved(observed.device), torch.no_grad():
             call, _ = as_seen(observed.call, result)
-            relations = list(relations_of(observed.name, call))
+            relations = list(relations_of_call(observed.name, call))
         for relation in relations:
             [given], [again] = _tensors(result), _tensors(observed.of(relation.call))
             with unobserved(observed.device), torch.no_grad(), observed.generators.repeated():

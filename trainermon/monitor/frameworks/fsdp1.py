@@ -168,13 +168,18 @@ class Fsdp1Training(plain.PlainTraining):
 
 def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
     """Return whether a module of the model is a FullyShardedDataParallel."""
-    return isinstance(optimizer, torch.optim.Optimizer) and any(
-        _is_fsdp(m) for chunk in chunks for m in chunk.modules()
-    )
+    return isinstance(optimizer, torch.optim.Optimizer) and holds(chunks)
 
 
-def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Fsdp1Training:
-    """Return how the training of models in FullyShardedDataParallel is watched.
+def holds(chunks: Sequence[nn.Module]) -> bool:
+    """Return whether a module of the model is a FullyShardedDataParallel, whatever the optimizer."""
+    return any(_is_fsdp(m) for chunk in chunks for m in chunk.modules())
+
+
+def describe(
+    chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer | None, coordinates: Coordinates
+) -> Fsdp1Training:
+    """Return how the training of models in FullyShardedDataParallel is watched; without an optimizer, its weights.
 
     Raises:
         AttachError: torch's own records are not what they were, or the model holds tensor-parallel parameters.

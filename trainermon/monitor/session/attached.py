@@ -23,6 +23,7 @@ from trainermon.core.events import DetachedEvent, FailedEvent
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, Kind
 from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.session.agent_process import JOURNAL_BYTES_PER_ROW, AgentProcess
 from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
@@ -94,6 +95,7 @@ class AttachedTraining:
             page=self._files.page,
             dumps=RankDumps(origin, journal=self._files.journal, page=self._files.page),
             structure=partial(self._files.outbox.parcel, f"{STRUCTURE_FOLDER}/rank{coordinates.rank}"),
+            signs=partial(RunSigns, training, coordinates, self._files.outbox, run.attempt),
         )
         self._witness = RankWitness(self._files.directory, coordinates.rank, config.hang, self._parts.groups)
         self._loop: StepLoop | None = None

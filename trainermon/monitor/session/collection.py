@@ -10,9 +10,11 @@ from typing import Any
 import torch.distributed as dist
 
 from trainermon.core.config import MonitorConfig
+from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.outbox import Parcel
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import chosen
+from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.session.structure import StructureRecorder
 from trainermon.monitor.taps.checksums import ChecksumTaps
 from trainermon.monitor.taps.collectives import CollectiveTaps
@@ -42,6 +44,7 @@ class TapContext:
         num_micro_steps: Backwards per step.
         groups: Process groups by purpose.
         structure: Returns the folder for the structure of the model, if that is asked for.
+        signs: Returns what writes the signs of gradients.
     """
 
     training: Training
@@ -51,6 +54,7 @@ class TapContext:
     num_micro_steps: int
     groups: Mapping[str, Any]
     structure: Callable[[], Parcel]
+    signs: Callable[[GradientSignsConfig], RunSigns]
 
 
 class TapCollection:
@@ -75,6 +79,7 @@ class TapCollection:
             step_interval=config.step_interval,
         )
         self._values = StepValues(training, collector)
+        self._signs = context.signs(config.gradient_signs)
         self._features = FeatureTaps(training.modules, collector, steps, guard, config)
         self._structure = StructureRecorder(
             modules, steps, guard, context.structure(), structure=config.print_struct, stacks=config.stack_info
@@ -148,6 +153,7 @@ class TapCollection:
             self._states.take_direction()
         if self._config.wg_distribution:
             self.gradients.complete()
+        self._signs.at_entry(step)
 
     def after_optimizer(self, outcome: StepOutcome) -> None:
         """Read the optimizer's results, and the numbers of the step as a whole."""

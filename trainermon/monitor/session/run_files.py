@@ -1,4 +1,7 @@
-"""What a rank writes beside its journal: who it is, what the run is, what the agent is told; never the environment."""
+"""What a rank writes beside its journal: who it is, what the run is, what the agent is told.
+
+Of the environment it keeps what the allow-list names, see `core/environment/variables.py`, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from trainermon.core.errors import AttachError
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, as_plain
+from trainermon.monitor.environment.kept_settings import kept_settings
 from trainermon.monitor.taps.training import HeldParameter, Training
 
 
@@ -40,6 +44,8 @@ def write_run_files(  # noqa: PLR0913  # what the files say
     try:
         rank_file = run.directory / "ranks" / f"rank{coordinates.rank:05d}.json"
         about_rank = _about_rank(run, coordinates, training, bytes_per_step=bytes_per_step)
+        if config.environment:
+            about_rank["environment"] = kept_settings()
         _write(rank_file, about_rank, run.directory)
         if coordinates.rank == 0:
             about_run = _about_run(run, config, world_size=coordinates.world_size, notes=notes)

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainermon.core.config import MonitorConfig
+from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.control import ControlPage, Phase
 from trainermon.core.journal import JournalWriter
 from trainermon.core.outbox import Parcel
 from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.session.collection import TapContext
 from trainermon.monitor.session.due_taps import DueTaps
 from trainermon.monitor.session.dumps import RankDumps
@@ -50,6 +52,7 @@ class RankParts:
         page: The control page: phases go there and commands arrive there.
         dumps: Replays and ordered dumps.
         structure: Returns the folder for the structure of the model.
+        signs: Returns what writes the signs of gradients.
     """
 
     training: Training
@@ -59,6 +62,7 @@ class RankParts:
     page: ControlPage
     dumps: RankDumps
     structure: Callable[[], Parcel]
+    signs: Callable[[GradientSignsConfig], RunSigns]
 
 
 class StepLoop:
@@ -117,6 +121,7 @@ class StepLoop:
             num_micro_steps=num_micro_steps,
             groups=parts.groups,
             structure=parts.structure,
+            signs=parts.signs,
         )
         self.taps = DueTaps(context, config)
         self._check = FiniteGradientCheck(parts.dumps.replays, self.taps, self._step, self.phases)

@@ -16,6 +16,7 @@ from trainermon.analysis.diagnosis.against.gradient_chain import gradient_chain
 from trainermon.analysis.diagnosis.against.row_differences import REFERENCE, RowDifference, find_row_difference
 from trainermon.analysis.diagnosis.against.rows import from_rows
 from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
+from trainermon.analysis.diagnosis.against.settings import setting_differences
 from trainermon.analysis.diagnosis.against.sides import RunSide, open_side, pair_dumps
 from trainermon.analysis.diagnosis.evidence import open_store
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, NextCollection, Symptom
@@ -49,6 +50,7 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
         diagnosis = dataclasses.replace(
             with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
             gradient_chain=gradient_chain(ours.path, theirs.path),
+            setting_differences=setting_differences(ours.path, theirs.path),
         )
     return dataclasses.replace(
         diagnosis,

@@ -16,7 +16,7 @@ from trainermon.monitor.frameworks.megatron.holdings import ParameterRange, clas
 from trainermon.monitor.frameworks.megatron.training import MegatronTraining
 from trainermon.monitor.taps.training import HeldParameter, WatchedModule
 
-__all__ = ["MegatronTraining", "coordinates_of", "describe", "recognises"]
+__all__ = ["MegatronTraining", "coordinates_of", "describe", "held_parameters", "recognises"]
 
 
 def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
@@ -61,6 +61,28 @@ def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinat
     training.coordinates = coordinates_of(coordinates)
     training.communicates = _communicates(chunks, groups)
     return training
+
+
+def held_parameters(model: nn.Module) -> list[HeldParameter]:
+    """Return the parameters of a Megatron model as this rank's modules hold them, whatever the optimizer; else [].
+
+    Raises:
+        AttachError: Megatron's groups do not exist.
+    """
+    root = model
+    while isinstance(getattr(root, "module", None), nn.Module):
+        root = root.module  # type: ignore[assignment]
+    if "MegatronModule" not in class_names(root):
+        return []
+    groups = groups_of(model)
+    renaming = naming.renaming_of(root, groups.ep.rank)
+    found = []
+    for path, tensor in root.named_parameters():
+        name = naming.global_name(path, renaming)
+        place = placements.placement_of(name, tensor, groups, gradient=tensor)
+        name = naming.original_name(name) if placements.is_tied_copy(tensor) else name
+        found.append(HeldParameter(name, tensor, place))
+    return found
 
 
 def _place(

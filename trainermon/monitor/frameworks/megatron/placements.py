@@ -32,13 +32,16 @@ def is_tied(parameter: nn.Parameter) -> bool:
     return bool(getattr(parameter, "shared_embedding", False)) or is_tied_copy(parameter)
 
 
-def placement_of(name: str, parameter: nn.Parameter, groups: MegatronGroups) -> Placement:
+def placement_of(
+    name: str, parameter: nn.Parameter, groups: MegatronGroups, gradient: Tensor | None = None
+) -> Placement:
     """Return how the gradient of one backward of this rank relates to the whole parameter (shape, range, copies).
 
     Args:
         name: The parameter's name in the whole model.
         parameter: As this rank's model holds it; Megatron marks those that are split over tensor parallel ranks.
         groups: This rank's positions.
+        gradient: What has its gradient's dtype; None: the buffer that Megatron made for it.
 
     Raises:
         AttachError: Megatron reduces the parameter's gradient over a group that its copies do not make up.
@@ -58,7 +61,7 @@ def placement_of(name: str, parameter: nn.Parameter, groups: MegatronGroups) -> 
     tensor_axes = _present(**{tensor_axis: tensor.size})
     copies = () if is_split else tensor_axes
     return Placement(
-        dtype=dtype_name(gradient_of(parameter)),
+        dtype=dtype_name(gradient_of(parameter) if gradient is None else gradient),
         shape=tuple(shape),
         replicated_over=(*data_axes, *copies, *(("pp",) if is_tied(parameter) else ())),
         partitioned_over=(*(tensor_axes if is_split else ()), *(("ep",) if expert and grouped is not None else ())),

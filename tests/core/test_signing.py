@@ -15,7 +15,7 @@ from trainermon.agent.controller.client import AgentAddress, AgentClient
 from trainermon.agent.controller.settings import AgentAccess
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.http import build_application
-from trainermon.agent.web.signing import MAX_AGE_S, sign
+from trainermon.core.signing import MAX_AGE_S, sign
 
 TOKEN = "known-to-agents-and-controller"
 PATH = "/api/commands"

@@ -1,0 +1,162 @@
+"""Megatron's checkpoints hold the weights that were saved, however they are split."""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.analysis.checkpoint.assembled import assembled, assert_same
+from tests.ranks import run_ranks
+from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.core.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("megatron")
+    run_ranks(Path(__file__).with_name("megatron_worker.py"), str(folder))
+    return folder
+
+
+def plain(name):
+    """Return the name that the layer spec of the distributed layout gives a norm's parameter."""
+    name = name.replace("self_attention.linear_qkv.layer_norm_", "input_layernorm.")
+    return name.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", ["tp_ranks", "pp_ranks", "vpp_ranks", "ep_ranks", "tp_dist", "pp_dist", "ep_dist"])
+def test_the_weights_are_those_that_were_saved(saved, layout):
+    expected = torch.load(saved / f"{layout.partition('_')[0]}_truth.pt")
+
+    found = open_checkpoint(saved / layout)
+
+    tensors = {plain(name): tensor for name, tensor in found.tensors.items()}
+    if layout in ("pp_ranks", "vpp_ranks"):  # tied: the last stage has a copy
+        expected["output_layer.weight"] = expected["embedding.word_embeddings.weight"]
+    assert_same(tensors, expected)
+    assert found.format == ("megatron" if layout.endswith("_ranks") else "megatron_dist")
+    assert found.step == (5 if layout.endswith("_ranks") else 3)
+
+
+@pytest.mark.distributed
+def test_the_main_weights_of_the_distributed_optimizer_round_to_the_weights(saved):
+    found = open_checkpoint(saved / "fully_reshardable")
+
+    assert set(found.optimizer) == {"main", "exp_avg", "exp_avg_sq"}
+    for name, tensor in found.tensors.items():
+        main = torch.from_numpy(assembled(found.optimizer["main"][name]))
+        assert assembled(tensor).tobytes() == main.bfloat16().view(torch.uint16).numpy().tobytes(), name
+        assert (assembled(found.optimizer["exp_avg_sq"][name]) >= 0).all()
+
+
+@pytest.mark.distributed
+def test_flat_buckets_hold_all_elements_of_the_optimizer(saved):
+    found = open_checkpoint(saved / "dp_reshardable")
+    by_name = open_checkpoint(saved / "fully_reshardable")
+
+    flat = np.concatenate([assembled(bucket) for bucket in found.optimizer["main"].values()])
+    expected = np.concatenate([assembled(main).reshape(-1) for main in by_name.optimizer["main"].values()])
+    assert set(expected) <= set(flat)  # beside them, there is padding
+    assert any("flat buckets" in note for note in found.notes)
+
+
+@pytest.mark.distributed
+def test_a_missing_rank_is_named(saved, tmp_path):
+    copied = shutil.copytree(saved / "tp_ranks", tmp_path / "copied")
+    shutil.rmtree(copied / "iter_0000005" / "mp_rank_01")
+
+    with pytest.raises(CheckpointError, match="no folder of tensor rank 1, stage 0, expert rank 0"):
+        open_checkpoint(copied)
+
+
+# ---------------------------------------------------------------------- by hand: what no small job here makes
+
+
+def save_rank(folder, name, args, model):
+    (folder / name).mkdir(parents=True)
+    state = {"args": argparse.Namespace(**args), "iteration": 1, "model": model}
+    torch.save(state, folder / name / "model_optim_rng.pt")
+
+
+def test_layers_of_uneven_stages_are_counted(tmp_path):
+    layers = [torch.full((2,), float(number)) for number in range(4)]
+    for stage, own in enumerate(([0], [1, 2], [3])):
+        model = {f"decoder.layers.{local}.norm.weight": layers[number] for local, number in enumerate(own)}
+        args = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 3}
+        save_rank(tmp_path / "release", f"mp_rank_00_{stage:03d}", args, model)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
+
+    found = open_checkpoint(tmp_path)
+
+    assert_same(found.tensors, {f"decoder.layers.{number}.norm.weight": value for number, value in enumerate(layers)})
+
+
+def test_the_halves_of_a_gated_layer_are_joined_one_by_one(tmp_path):
+    gate, up = torch.randn(6, 4), torch.randn(6, 4)
+    for rank in range(3):
+        halves = [whole.chunk(3)[rank] for whole in (gate, up)]
+        args = {"tensor_model_parallel_size": 3, "pipeline_model_parallel_size": 1, "swiglu": True}
+        save_rank(tmp_path, f"mp_rank_{rank:02d}", args, {"mlp.linear_fc1.weight": torch.cat(halves)})
+
+    assert_same(open_checkpoint(tmp_path).tensors, {"mlp.linear_fc1.weight": torch.cat([gate, up])})
+
+
+@pytest.mark.parametrize("form", ["local", "grouped", "fused"])
+def test_experts_have_the_same_names_however_a_rank_keeps_them(tmp_path, form):
+    hidden, ffn = 3, 5
+    first, second = torch.randn(4, ffn, hidden), torch.randn(4, hidden, ffn)
+    for rank in range(2):
+        own = range(2 * rank, 2 * rank + 2)
+        model = {}
+        for local, number in enumerate(own):
+            names = {"local": f"local_experts.{local}.linear_fc%d.weight", "grouped": f"linear_fc%d.weight{local}"}
+            if form in names:
+                model[f"mlp.experts.{names[form] % 1}"] = first[number].clone()
+                model[f"mlp.experts.{names[form] % 2}"] = second[number].clone()
+        if form == "fused":  # as GroupedMLP views them
+            model["mlp.experts.weight1"] = torch.stack([first[n].t() for n in own]).view(hidden, -1)
+            model["mlp.experts.weight2"] = torch.stack([second[n].t() for n in own]).view(-1, hidden)
+        args = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
+        save_rank(
+            tmp_path, f"mp_rank_00_{rank:03d}", {**args, "expert_model_parallel_size": 2, "num_experts": 4}, model
+        )
+
+    expected = {f"mlp.experts.local_experts.{n}.linear_fc1.weight": first[n] for n in range(4)}
+    expected |= {f"mlp.experts.local_experts.{n}.linear_fc2.weight": second[n] for n in range(4)}
+    assert_same(open_checkpoint(tmp_path).tensors, expected)
+
+
+def test_ranks_of_different_checkpoints_are_refused(tmp_path):
+    for rank in range(2):
+        args = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1}
+        save_rank(tmp_path, f"mp_rank_{rank:02d}", args, {"mlp.linear_fc2.weight": torch.zeros(2, 3 + rank)})
+
+    with pytest.raises(
+        CheckpointError, match=r"linear_fc2.weight' is float32\[2, 4\] in mp_rank_01, but float32\[2, 3\]"
+    ):
+        open_checkpoint(tmp_path)
+
+
+def test_an_unknown_name_says_how_it_was_taken(tmp_path):
+    for rank in range(2):
+        args = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1}
+        model = {"decoder.final_layernorm.weight": torch.ones(2), "mlp.novel.weight": torch.full((2,), float(rank))}
+        save_rank(tmp_path, f"mp_rank_{rank:02d}", args, model)
+
+    found = open_checkpoint(tmp_path).tensors
+
+    assert found["decoder.final_layernorm.weight"].notes == ("replicated",)
+    (note,) = found["mlp.novel.weight"].notes
+    assert note.startswith("its name does not tell whether tensor parallelism splits it")
+
+
+def test_another_backend_is_refused(tmp_path):
+    (tmp_path / "metadata.json").write_text('{"sharded_backend": "zarr"}')
+    (tmp_path / "common.pt").touch()
+
+    with pytest.raises(CheckpointError, match="names the backend 'zarr'"):
+        open_checkpoint(tmp_path)

@@ -1,0 +1,195 @@
+"""What differs is found and weighed; each fault of the other tool has its test."""
+
+import json
+import zipfile
+
+import pytest
+
+from trainermon import cli
+from trainermon.analysis.environment.compare import compare_packs
+from trainermon.analysis.environment.differences import DifferenceLevel
+from trainermon.analysis.environment.rules import LevelRule, LevelRules, read_rules
+from trainermon.analysis.environment.settings import same_value
+from trainermon.core.environment.pack import EnvironmentPack, write_pack
+from trainermon.core.errors import ConfigError
+
+ERROR, WARNING, INFO, SAME = DifferenceLevel
+
+
+def compared(section, one, other, rules=()):
+    first, second = (EnvironmentPack(sections={section: side}) for side in (one, other))
+    return {row.names: (row.level, row.values) for row in compare_packs(first, second, LevelRules(rules)).rows}
+
+
+def test_the_side_that_set_a_variable_is_shown_as_that_side():
+    """Msprobe swaps the two in its sheet env."""
+    found = compared("variables", {"NCCL_ALGO": "Ring"}, {})
+
+    assert found == {("NCCL_ALGO", None): (ERROR, ("Ring", None))}
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("CUBLAS_WORKSPACE_CONFIG", ERROR),
+        ("OMP_NUM_THREADS", ERROR),
+        ("NCCL_P2P_DISABLE", INFO),
+        ("MASTER_PORT", INFO),
+        ("SOMETHING", WARNING),
+    ],
+)
+def test_every_variable_is_compared(name, level):
+    """Msprobe compares six; these pass there."""
+    assert compared("variables", {name: "1"}, {name: "2"}) == {(name, name): (level, ("1", "2"))}
+
+
+def test_the_variable_of_pcie_is_read():
+    """Msprobe reads that of ROCE in its place."""
+    found = compared("variables", {"HCCL_INTRA_PCIE_ENABLE": "0"}, {"HCCL_INTRA_PCIE_ENABLE": "1"})
+
+    assert found[("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_PCIE_ENABLE")][0] is not SAME
+
+
+def test_an_unset_variable_equals_its_default():
+    assert compared("variables", {"CUDA_LAUNCH_BLOCKING": "0"}, {}) == {
+        ("CUDA_LAUNCH_BLOCKING", None): (SAME, ("0", None))
+    }
+
+
+def test_variables_of_ascend_are_paired_with_those_of_other_accelerators():
+    found = compared("variables", {"NCCL_DETERMINISTIC": "true"}, {"HCCL_DETERMINISTIC": "false"})
+
+    assert found == {("NCCL_DETERMINISTIC", "HCCL_DETERMINISTIC"): (ERROR, ("true", "false"))}
+
+
+def test_every_package_is_compared():
+    """Msprobe compares eight."""
+    found = compared(
+        "packages",
+        {"flash_attn": {"version": "2.5"}, "six": {"version": "1.0"}, "torch": {"version": "2.4.0"}},
+        {"flash-attn": {"version": "2.6"}, "six": {"version": "1.1"}, "torch": {"version": "2.4"}},
+    )
+
+    assert {names[0]: level for names, (level, _) in found.items()} == {"flash-attn": ERROR, "six": INFO, "torch": SAME}
+
+
+def test_hyperparameters_are_paired_by_their_whole_name():
+    """Msprobe cuts `optim.lr` and `other.lr` to one name, and compares one with the other."""
+    found = compared("hyperparameters", {"optim.lr": 1e-4, "other.lr": 1}, {"optim.lr": "0.0001", "other.lr": 2})
+
+    assert found == {
+        ("optim.lr", "optim.lr"): (SAME, (1e-4, "0.0001")),
+        ("other.lr", "other.lr"): (ERROR, (1, 2)),
+    }
+
+
+def test_a_hyperparameter_is_paired_by_its_alias_and_never_by_a_near_name():
+    first, second = (
+        EnvironmentPack(sections={"hyperparameters": side})
+        for side in (
+            {"lr": 1, "num_layers": 2, "hidden-size": 8},
+            {"learning_rate": 1, "num_layer": 2, "hidden_size": 8},
+        )
+    )
+
+    rows = compare_packs(first, second, LevelRules()).rows
+
+    assert {(row.names, row.level, row.matched_with) for row in rows} == {
+        (("lr", "learning_rate"), SAME, "mapping"),
+        (("hidden-size", "hidden_size"), SAME, "pure name"),
+        (("num_layers", None), WARNING, ""),
+        ((None, "num_layer"), WARNING, ""),
+    }
+    assert {row.reason for row in rows if row.names == ("num_layers", None)} == {
+        "only the first has it; there is num_layer there"
+    }
+
+
+def test_a_section_on_one_side_only_is_an_error():
+    """Msprobe leaves it out."""
+    one = EnvironmentPack(sections={"system": {}, "hyperparameters": {"lr": 1}})
+    comparison = compare_packs(one, EnvironmentPack(sections={"system": {}}), LevelRules())
+
+    assert comparison.sections["hyperparameters"] is ERROR
+    assert [row.reason for row in comparison.rows] == ["not collected there"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1e-4", 0.0001, True),
+        ("true", "True", True),
+        (True, 1, True),
+        (True, "1", True),
+        (False, "true", False),
+        ("1", "2", False),
+        (None, "None", True),
+        (None, "", False),
+        ([1, "2"], ["1", 2.0], True),
+        ([1], [1, 2], False),
+        ("a", "A", False),
+        ("nan", float("nan"), True),
+        (2**53, 2**53 + 1, False),
+        (str(2**53), str(2**53 + 1), False),
+        ("1_0", "10", False),
+    ],
+)
+def test_values_are_compared_as_what_they_mean(one, other, same):
+    assert same_value(one, other) is same
+    assert same_value(other, one) is same
+
+
+def test_rules_of_a_file_come_first(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text("- {section: variables, name: 'NCCL_*', level: ignore}\n- {name: lr, level: info}\n")
+
+    rules = read_rules(path)
+
+    assert rules == (LevelRule("variables", "NCCL_*", SAME), LevelRule("*", "lr", INFO))
+    assert compared("variables", {"NCCL_ALGO": "a"}, {"NCCL_ALGO": "b"}, rules)[("NCCL_ALGO", "NCCL_ALGO")][0] is SAME
+
+
+@pytest.mark.parametrize("text", ["{}", "- {level: bad}", "- 3", "- {level: info, colour: x}", "- ["])
+def test_wrong_rules_are_refused(text, tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=r"rules\.yaml"):
+        read_rules(path)
+
+
+@pytest.mark.parametrize(
+    ("other", "status"), [({"NCCL_ALGO": "x"}, 3), ({"UNKNOWN_ONE": "x"}, 4), ({"NCCL_BUFFSIZE": "1"}, 0)]
+)
+def test_the_exit_status_tells(other, status, tmp_path, capsys):
+    """Msprobe ends with 0 whatever it has found."""
+    write_pack(tmp_path / "a.zip", EnvironmentPack(sections={"variables": {}}))
+    write_pack(tmp_path / "b.zip", EnvironmentPack(sections={"variables": other}))
+    words = ["env", "compare", str(tmp_path / "a.zip"), str(tmp_path / "b.zip")]
+
+    assert cli.main([*words, "--exit-code"]) == status
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.startswith("env: ")
+
+
+def test_collecting_and_showing_leaves_no_secret(tmp_path, monkeypatch, capsys):
+    """Msprobe writes tokens in clear."""
+    monkeypatch.setenv("MY_API_TOKEN", "plain-secret-of-mine")
+    monkeypatch.setenv("A_COPY", "x plain-secret-of-mine y")
+    (tmp_path / "conf.yaml").write_text("hub:\n  token: other-secret-of-mine\noptim:\n  lr: 1e-4\n")
+    (tmp_path / "ds.json").write_text(json.dumps({"optimizer": {"params": {"lr": 0.1}}, "train_batch_size": 8}))
+    (tmp_path / "x.toml").write_text("[model]\nlayers = 3\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(["env", "collect", "conf.yaml", "ds.json", "x.toml", "-o", "p.zip"]) == 0
+    assert cli.main(["env", "show", "p.zip", "variables"]) == 0
+    assert cli.main(["env", "show", "p.zip", "hyperparameters"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "optimizer.params.lr: 0.1" in shown
+    assert "model.layers: 3" in shown
+    with zipfile.ZipFile("p.zip") as archive:
+        everything = b"".join(archive.read(name) for name in archive.namelist())
+    for secret in (b"plain-secret-of-mine", b"other-secret-of-mine"):
+        assert secret not in everything
+        assert secret.decode() not in shown

@@ -1,0 +1,122 @@
+"""`trainermon graph` on a terminal and as JSON."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.cli import main
+
+RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
+FAULTY, SOUND, BAD = (str(RECORDED / name) for name in ("faulty", "sound", "nan"))
+
+
+def _document(capsys, *words):
+    main(["graph", *words, "--json"])
+    (document,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return document
+
+
+def test_the_sentence_is_that_of_compare_and_what_it_names_is_unfolded(capsys):
+    main(["compare", FAULTY, SOUND])
+    headline = capsys.readouterr().out.splitlines()[0]
+
+    assert main(["graph", FAULTY, SOUND]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == headline
+    (blamed,) = [line for line in lines if line.strip().startswith("▲ layers.1 Block")]
+    assert "what it gave to Module.layers.1.fc2.Linear.forward.0" in blamed
+    after = lines[lines.index(blamed) + 1 :]
+    assert any(line.strip().startswith("fc1 Linear") for line in after)
+    assert not any("layer_norm" in line for line in after)
+
+
+def test_the_first_value_that_is_not_finite_is_named_without_another_dump(capsys):
+    # record_with_msprobe.py multiplies by NaN there
+    document = _document(capsys, BAD)
+
+    (finding,) = document["findings"]
+    assert finding["key"] == "Tensor.mul_.0.forward"
+    assert finding["path"] == "micro step 0 > forward > layers.1 > mul_"
+    assert document["verdicts"]["blamed"] == 1
+
+
+def test_counts_add_up(capsys):
+    document = _document(capsys, FAULTY, SOUND)
+    entries = json.loads(next(Path(FAULTY).rglob("dump.json")).read_bytes())["data"]
+
+    nodes = document["nodes"]
+    assert sum(nodes.values()) == sum(document["verdicts"].values())
+    assert nodes["module"] + nodes["function"] + nodes["collective"] + nodes["gradients"] == len(entries)
+    held = sum(len(entry.get("parameters") or {}) for key, entry in entries.items() if "forward" in key)
+    assert nodes["parameter"] == held
+    assert nodes["section"] == 2
+
+
+def test_equal_models_have_equal_structures(capsys):
+    sound, bad, faulty = (_document(capsys, path)["structure"] for path in (SOUND, BAD, FAULTY))
+
+    assert faulty == bad
+    assert sound != faulty
+
+
+@pytest.mark.parametrize(("words", "status"), [((SOUND,), 0), ((BAD,), 3), ((SOUND, SOUND), 0), ((FAULTY, SOUND), 3)])
+def test_the_exit_status_tells_if_it_is_asked_to(words, status, capsys):
+    assert main(["graph", *words, "--exit-code"]) == status
+
+
+@pytest.mark.parametrize(("words", "mark"), [((FAULTY, SOUND), "+"), ((SOUND, FAULTY), "-")])
+def test_a_call_that_one_side_alone_has_stands_where_it_ran(words, mark, capsys):
+    main(["graph", *words])
+
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index(f"{mark} mul_")
+    assert [lines[at - 1].strip(), lines[at + 1].strip()] == ["gelu", "! fc2 Linear"]
+
+
+def test_a_whole_of_several_ranks_is_refused_in_words(tmp_path, capsys):
+    data = {"Torch.relu.0.forward": forward(output=tensor())}
+    for rank in range(2):
+        layout = {"axes": {"tp": [rank, 2]}}
+        write_dump(tmp_path / "split" / "step0" / f"rank{rank}", data, info={"rank": rank, "layout": layout})
+    write_dump(tmp_path / "whole" / "step0" / "rank0", data)
+
+    assert main(["graph", str(tmp_path / "split"), str(tmp_path / "whole")]) == 1
+    assert "is the whole of 2 ranks, and the graph shows one" in capsys.readouterr().err
+
+
+def test_of_several_dumps_the_first_with_a_finding_is_shown(tmp_path, capsys):
+    for rank, source in enumerate((SOUND, BAD)):
+        shutil.copytree(next(Path(source).rglob("rank0")), tmp_path / "step0" / f"rank{rank}")
+
+    main(["graph", str(tmp_path)])
+
+    table, _, tree = capsys.readouterr().out.partition("\n\n")
+    assert "step0 rank0  105    Everything is finite." in table
+    assert "step0 rank1  107    The first value that is not finite arose in mul_" in table
+    assert "▲ mul_" in tree
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(capsys):
+    assert main(["graph", SOUND, "--step", "7"]) == 1
+
+    assert "expected one of step0 rank0" in capsys.readouterr().err
+
+
+def test_names_cannot_drive_a_terminal(tmp_path, capsys):
+    key = "Module.a\x1b[2Jb.Box.forward.0"
+    write_dump(tmp_path / "dump", {key: forward(output=tensor(value=float("nan")))}, construct={key: None})
+
+    main(["graph", str(tmp_path / "dump")])
+
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_dump_without_calls_says_so(tmp_path, capsys):
+    write_dump(tmp_path / "dump", {})
+
+    assert main(["graph", str(tmp_path / "dump")]) == 0
+    assert "no call" in capsys.readouterr().out.lower()

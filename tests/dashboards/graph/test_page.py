@@ -1,0 +1,236 @@
+"""The page of a graph in a real browser: the first screen, every key, the pointer, and what is saved."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.cli import main
+
+pytestmark = pytest.mark.server
+
+RECORDED = Path(__file__).parents[2] / "analysis" / "compare" / "recorded"
+OpenGraph = Callable[..., Page]
+SELECTED = "#panel h2"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages of a faulty dump against a sound one, of one that is not finite, of a sound one, and of three ranks."""
+    folder = tmp_path_factory.mktemp("pages")
+    faulty, sound, bad = (str(RECORDED / name) for name in ("faulty", "sound", "nan"))
+    found = {}
+    for name, words in (("faulty", [faulty, sound]), ("nan", [bad]), ("sound", [sound])):
+        found[name] = folder / f"{name}.html"
+        main(["graph", *words, "-o", str(found[name])])
+    for side, sources in (("target", [sound, faulty, sound]), ("golden", [sound] * 3)):
+        for rank, source in enumerate(sources):
+            shutil.copytree(next(Path(source).rglob("rank0")), folder / side / "step0" / f"rank{rank}")
+    found["ranks"] = folder / "ranks.html"
+    main(["graph", str(folder / "target"), str(folder / "golden"), "-o", str(found["ranks"])])
+    return found
+
+
+@pytest.fixture
+def open_graph(browser: Browser, files: dict[str, Path]) -> Iterator[OpenGraph]:
+    """Open a page by its name or path; at the end nothing may have gone wrong, and nothing been fetched."""
+    complaints: list[str] = []
+    pages: list[Page] = []
+
+    def open_(name: str | Path, fragment: str = "") -> Page:
+        page = browser.new_page(viewport={"width": 1300, "height": 800})
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
+        page.goto(f"file://{files.get(str(name), name)}{fragment}")
+        page.wait_for_selector("body[data-ready]")
+        pages.append(page)
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def test_the_first_screen_shows_where_it_began(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+
+    assert page.text_content("#sentence").startswith("The first difference arose in Module.layers.1.Block.forward.0")
+    assert page.text_content(SELECTED) == "layers.1 Block"
+    assert "is where it began" in page.text_content(".verdict")
+    assert "what it gave to Module.layers.1.fc2" in page.text_content(".said").replace("W", "w", 1)
+    assert "record_with_msprobe.py" in page.text_content(".stack")
+
+
+def test_what_is_not_finite_is_shown_without_another_dump(open_graph: OpenGraph) -> None:
+    page = open_graph("nan")
+
+    assert page.text_content("#sentence") == "The first value that is not finite arose in mul_ (forward)."
+    assert page.text_content(SELECTED).strip() == "mul_"
+    assert "NaN" in page.text_content("#panel table")
+
+
+def test_a_sound_dump_says_so_and_shows_the_whole_model(open_graph: OpenGraph) -> None:
+    page = open_graph("sound")
+
+    assert page.text_content("#sentence") == "Everything is finite."
+    assert page.text_content(SELECTED).strip() == "model"
+    assert page.is_hidden("#steps")
+
+
+def test_arrows_walk_through_the_tree(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+
+    seen = []
+    for key in ("ArrowUp", "ArrowDown", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+        seen.append(page.text_content(SELECTED).split()[0])
+
+    assert seen == ["layers.0", "layers.1", "norm", "fc1", "layers.1", "forward"]
+
+
+def test_findings_are_gone_through_and_the_worst_is_found_again(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    assert page.text_content(SELECTED).strip() == "micro step 0"
+
+    for key in ("Shift+Enter", "n", "p", "o"):
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press(key)
+        assert page.text_content(SELECTED) == "layers.1 Block", key
+    assert page.text_content("#finding") == "1 of 1"
+
+
+def test_a_search_is_counted_and_gone_through(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+    page.keyboard.press("/")
+    page.keyboard.type("class:linear fc*")
+
+    assert page.text_content("#finding") == "12 found"
+    page.keyboard.press("Enter")
+    assert page.text_content(SELECTED).split() == ["fc1", "Linear"]
+    assert page.text_content("#finding") == "1 of 12"
+    page.keyboard.press("Escape")
+    assert page.text_content("#finding") == "1 finding"
+
+
+def test_a_click_selects_and_a_double_click_unfolds(open_graph: OpenGraph) -> None:
+    page = open_graph("sound")
+    canvas = page.locator("#graph")
+    box = canvas.bounding_box()
+    assert box is not None
+
+    before = canvas.screenshot()
+    canvas.click(position={"x": box["width"] / 2, "y": box["height"] / 2})
+    assert page.evaluate("location.hash") != "#node=0"
+    selected = canvas.screenshot()
+    assert selected != before
+    canvas.dblclick(position={"x": box["width"] / 2, "y": box["height"] / 2})
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    assert canvas.screenshot() != selected
+
+
+def test_the_strip_leads_to_the_worst_at_its_place(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+    page.keyboard.press("ArrowUp")
+    strip = page.locator("#map")
+    box = strip.bounding_box()
+    assert box is not None
+
+    page.keyboard.press("o")
+    place = float(page.evaluate("Number(location.hash.split('=')[1])"))
+    page.keyboard.press("ArrowUp")
+    strip.click(position={"x": box["width"] * (place + 0.5) / 107, "y": 10})
+
+    assert page.text_content(SELECTED) == "layers.1 Block"
+
+
+def test_the_rank_with_the_finding_is_shown_and_the_others_are_a_key_away(open_graph: OpenGraph) -> None:
+    page = open_graph("ranks")
+    assert "step0 rank1" in page.text_content("#facts")
+    assert page.text_content(SELECTED) == "layers.1 Block"
+
+    page.keyboard.press(",")
+    assert "step0 rank0" in page.text_content("#facts")
+    assert page.text_content("#sentence").startswith("The dumps agree")
+    page.keyboard.press(",")
+    assert "step0 rank2" in page.text_content("#facts")
+    page.get_by_label("step and rank").select_option("1")
+    assert page.text_content(SELECTED) == "layers.1 Block"
+
+
+def test_every_rank_has_a_line_in_the_map(open_graph: OpenGraph) -> None:
+    page = open_graph("ranks")
+    strip = page.locator("#map")
+    box = strip.bounding_box()
+    assert box is not None
+
+    strip.click(position={"x": box["width"] / 2, "y": box["height"] - 12})
+    assert "step0 rank2" in page.text_content("#facts")
+    address = page.evaluate("location.hash")
+    again = open_graph("ranks", address)
+    assert again.text_content("#facts") == page.text_content("#facts")
+    assert again.text_content(SELECTED) == page.text_content(SELECTED)
+
+
+def test_the_address_leads_back_to_what_was_selected(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+    page.keyboard.press("ArrowRight")
+    fragment = page.evaluate("location.hash")
+
+    again = open_graph("faulty", fragment)
+
+    assert again.text_content(SELECTED) == page.text_content(SELECTED) == "norm LayerNorm"
+
+
+def test_what_is_saved_is_a_picture_with_every_box(open_graph: OpenGraph, tmp_path: Path) -> None:
+    page = open_graph("faulty")
+    with page.expect_download() as download:
+        page.keyboard.press("e")
+    path = tmp_path / "graph.svg"
+    download.value.save_as(path)
+
+    drawn = ElementTree.parse(path)
+    texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "▲ layers.1  Block" in texts
+    assert "norm  LayerNorm" in texts
+
+
+def test_help_lists_every_key(open_graph: OpenGraph) -> None:
+    page = open_graph("sound")
+    page.keyboard.press("?")
+
+    assert page.is_visible("#help")
+    keys = set(page.locator("#keys kbd").all_text_contents())
+    assert {"n", "p", "o", "/", "Enter", "Shift+Enter", "ArrowLeft", "0", "z", "e", "?"} <= keys
+
+
+def test_text_of_a_dump_stays_text(open_graph: OpenGraph, tmp_path: Path) -> None:
+    key = "Module.</script><img src=x onerror=alert(1)>.Bo<b>x.forward.0"
+    write_dump(tmp_path / "dump", {key: forward(output=tensor(value=float("nan")))}, construct={key: None})
+    main(["graph", str(tmp_path / "dump"), "-o", str(tmp_path / "page.html")])
+
+    page = open_graph(tmp_path / "page.html")
+
+    assert page.locator("img, b").count() == 0
+    page.keyboard.press("ArrowRight")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    assert "<img src=x onerror=alert(1)>" in page.text_content("#panel")
+
+
+def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "missing" / "page.html"
+    shutil.rmtree(tmp_path / "missing", ignore_errors=True)
+
+    assert main(["graph", str(RECORDED / "sound"), "-o", str(target)]) == 1
+    assert "choose another file with -o" in capsys.readouterr().err

@@ -1,0 +1,219 @@
+"""`trainermon checkpoint show|verify|compare`: what is in a checkpoint, whether it is whole, how two differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.checkpoint.comparison import (
+    PRECISIONS,
+    RTOL,
+    CheckpointOptions,
+    compare_checkpoints,
+)
+from trainermon.analysis.checkpoint.inspection import CheckedTensor, check_tensors
+from trainermon.analysis.checkpoint.names import SCHEMES
+from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_files
+from trainermon.analysis.checkpoint.screen import render_checkpoint, render_comparison, render_tensors
+from trainermon.analysis.checkpoint.verdicts import SAME, CheckpointComparison, WeightVerdict
+from trainermon.core.documents import read_document
+from trainermon.core.errors import CheckpointError, ConfigError
+from trainermon.core.values import as_plain
+
+DEFAULT = ("json", "csv", "html")
+DIFFERENT = 3
+UNKNOWN = 4
+"""With --exit-code, as in `trainermon compare`."""
+_PATH = "a checkpoint: its file, its folder, or the folder of a run, of which the newest step is taken"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `trainermon checkpoint`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = _action(actions, "show", "what is in a checkpoint: format, split, tensors, norms, NaN and Inf")
+    show.add_argument("path", help=_PATH)
+    show.add_argument("name", nargs="?", default="", help="only tensors in whose name this is found")
+    verify = _action(
+        actions, "verify", f"whether a checkpoint is whole, and its replicas equal; ends with status {DIFFERENT} if not"
+    )
+    verify.add_argument("path", help=_PATH)
+    compare = _action(actions, "compare", "how two checkpoints differ, whatever their formats and splits")
+    compare.add_argument("first", help=_PATH)
+    compare.add_argument("second", help="the one to hold it against")
+    _add_compare(compare)
+
+
+def _action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, see docs/checkpoints.md")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="threads (default: one per core)")
+    return parser
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write files into this folder")
+    parser.add_argument(
+        "-f",
+        "--format",
+        metavar="FORMAT",
+        help=f"what to write, one or several of {', '.join(FORMATS)} (default: {','.join(DEFAULT)})",
+    )
+    parser.add_argument(
+        "--names",
+        default="megatron",
+        metavar="SCHEME",
+        help="to which names those are translated that differ: megatron (default) or hf; or a file of JSON or YAML that"
+        " gives names of the first for names of the second",
+    )
+    parser.add_argument("--match", metavar="RE", help="compare only tensors in whose name this is found")
+    parser.add_argument("--weights-only", action="store_true", help="leave out optimizer state and other values")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="model",
+        help="which weights: as the model has them (default), or the optimizer's copy in float32",
+    )
+    parser.add_argument(
+        "--rtol",
+        type=_tolerance,
+        default=RTOL,
+        metavar="X",
+        help=f"up to which relative distance two tensors are close (default: {RTOL:g})",
+    )
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if tensors cannot be compared",
+    )
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
+    return value
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one of `trainermon checkpoint show`, `verify`, `compare`, print its result, and return the exit status.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        ConfigError: an argument is wrong.
+    """
+    return _ACTIONS[args.action](args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    checkpoint = open_checkpoint(args.path)
+    found = check_tensors(checkpoint, args.name, jobs=args.jobs)
+    if not found:
+        raise CheckpointError(f"{args.path} has no tensor in whose name {args.name!r} is found")
+    if args.json:
+        document = {"path": str(checkpoint.path), "format": checkpoint.format, "step": checkpoint.step}
+        split = {"layout": dict(checkpoint.layout), "notes": list(checkpoint.notes)}
+        _print_json({**document, **split, "tensors": [as_plain(tensor) for tensor in found]})
+    elif args.name:
+        _print(render_tensors(found))
+    else:
+        _print(render_checkpoint(checkpoint, _by_kind(found)))
+    return 0
+
+
+def _by_kind(tensors: list[CheckedTensor]) -> dict[str, list[CheckedTensor]]:
+    kinds: dict[str, list[CheckedTensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.kind, []).append(tensor)
+    return kinds
+
+
+def _verify(args: argparse.Namespace) -> int:
+    checkpoint = open_checkpoint(args.path)
+    found = check_tensors(checkpoint, jobs=args.jobs)
+    wrong = [tensor for tensor in found if tensor.faults]
+    bad = [tensor for tensor in found if tensor.nans or tensor.infs]
+    if args.json:
+        _print_json({"whole": not wrong, "num_tensors": len(found), "wrong": [as_plain(tensor) for tensor in wrong]})
+        return DIFFERENT if wrong else 0
+    said = f"{len(wrong):,} of {len(found):,} tensors are damaged" if wrong else f"whole: {len(found):,} tensors"
+    pieces = sum(tensor.num_pieces for tensor in found)
+    _print([f"{said}; {pieces:,} pieces" + (f"; NaN or Inf in {len(bad):,}" if bad else "")])
+    if wrong or bad:
+        _print(render_tensors([*wrong, *(tensor for tensor in bad if not tensor.faults)]))
+    return DIFFERENT if wrong else 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    formats = tuple((args.format or ",".join(DEFAULT)).split(","))
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown:
+        raise ConfigError(f"-f {unknown[0]!r} is no format: expected some of {', '.join(FORMATS)}")
+    found = compare_checkpoints(args.first, args.second, options=_options(args))
+    if args.json:
+        _print_json(as_document(found))
+    else:
+        _print(render_comparison(found, colour=sys.stdout.isatty()))
+    if args.output is not None:
+        for path in write_files(found, args.output, formats):
+            print(f"  wrote      {path}", file=sys.stderr if args.json else sys.stdout)
+    return _status(found) if args.exit_code else 0
+
+
+def _options(args: argparse.Namespace) -> CheckpointOptions:
+    try:
+        match = re.compile(args.match) if args.match else None
+    except re.error as error:
+        raise ConfigError(f"--match {args.match!r} is no regular expression: {error}") from error
+    is_scheme = args.names in SCHEMES
+    return CheckpointOptions(
+        rtol=args.rtol,
+        scheme=args.names if is_scheme else "megatron",
+        renamed={} if is_scheme else _read_names(Path(args.names)),
+        match=match,
+        weights_only=args.weights_only,
+        precision=args.precision,
+        jobs=args.jobs,
+    )
+
+
+def _read_names(path: Path) -> dict[str, str]:
+    """Return names of the first by names of the second; the file has it the way one reads it: first, then second."""
+    if not path.is_file():
+        raise ConfigError(f"--names {str(path)!r} is neither {' nor '.join(SCHEMES)} nor a file")
+    found = read_document(path)
+    if not isinstance(found, dict) or not all(isinstance(name, str) for pair in found.items() for name in pair):
+        raise ConfigError(f"{path}: expected names of the second checkpoint by names of the first")
+    return {theirs: ours for ours, theirs in found.items()}
+
+
+def _status(found: CheckpointComparison) -> int:
+    counts = found.counts()
+    unclear = counts.pop(WeightVerdict.DAMAGED, 0)
+    compared = sum(counts.values()) - counts[WeightVerdict.UNMATCHED]
+    if compared and any(number for verdict, number in counts.items() if verdict not in SAME):
+        return DIFFERENT
+    return 0 if compared and not unclear else UNKNOWN
+
+
+def _print(lines: Iterable[str]) -> None:
+    for text in lines:
+        sys.stdout.write(text + "\n")
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {"show": _show, "verify": _verify, "compare": _compare}

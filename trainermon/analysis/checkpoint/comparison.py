@@ -1,0 +1,308 @@
+"""Two checkpoints compared: pairs of tensors, from the pieces of both to a verdict each; other values too."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.checkpoint.boxes import Coverage, coverage, intersections
+from trainermon.analysis.checkpoint.changes import refuse_changed, stamps_of
+from trainermon.analysis.checkpoint.fused import glu_block, head_layout, with_halves
+from trainermon.analysis.checkpoint.names import NamePairs, pair_names, same_rows
+from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.analysis.checkpoint.pieces import MAIN, Checkpoint, TensorPieces
+from trainermon.analysis.checkpoint.placed import PlacedTensor, placed
+from trainermon.analysis.checkpoint.sums import MappedFiles, are_rounded, place_of, sums_of, values_at
+from trainermon.analysis.checkpoint.values import value_differences
+from trainermon.analysis.checkpoint.verdicts import (
+    WEIGHTS,
+    CheckpointComparison,
+    CheckpointSide,
+    WeightComparison,
+    WeightVerdict,
+)
+from trainermon.core.errors import CheckpointError
+from trainermon.statistics.pairs import PairSums
+
+RTOL = 1e-5
+"""Relative distance of two tensors up to which they are `close`, if nothing else is asked for."""
+PRECISIONS = ("model", "main")
+_COARSE = 2.0**-7  # relative distance beyond which no rounding to 16 bits explains it
+_NARROWER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16", "float16")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """What to compare, and how.
+
+    Attributes:
+        rtol: Norm of the difference over the larger norm up to which two tensors are `close`.
+        scheme: To which names those are translated that differ: `megatron` or `hf`.
+        renamed: Names of the first checkpoint, by names of the second.
+        match: Which tensors: those in whose name this is found; None: all.
+        weights_only: Whether to leave out optimizer state and values.
+        precision: Which weights: `model`, as the model has them, or `main`, the optimizer's copy where there is one.
+        jobs: How many threads; 0: one per core.
+    """
+
+    rtol: float = RTOL
+    scheme: str = "megatron"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    match: re.Pattern[str] | None = None
+    weights_only: bool = False
+    precision: str = "model"
+    jobs: int = 0
+
+
+def compare_checkpoints(
+    ours: Path | str | Checkpoint,
+    theirs: Path | str | Checkpoint,
+    *,
+    options: CheckpointOptions | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> CheckpointComparison:
+    """Return how two checkpoints differ, whatever their formats and however each is split.
+
+    `report` is told after each tensor how many of how many are done. Cost: both are read once, at the pace of memory;
+    tensors that differ in part up to three times. Memory does not grow with them: what was read is let go.
+
+    Raises:
+        CheckpointError: one is no checkpoint, is damaged such that no tensor can be told, or was written meanwhile.
+    """
+    options = options or CheckpointOptions()
+    sides = [side if isinstance(side, Checkpoint) else open_checkpoint(side) for side in (ours, theirs)]
+    stamps = stamps_of(sides)
+    work, lonely, notes = _work(sides[0], sides[1], options)
+    tensors = [*_compared(work, options, report), *lonely]
+    refuse_changed(stamps)
+    if not tensors:
+        raise CheckpointError(f"nothing to compare: {sides[0].path} has no tensor that is asked for")
+    found = CheckpointComparison(
+        ours=_side(sides[0]),
+        theirs=_side(sides[1]),
+        tensors=tuple(tensors),
+        values=() if options.weights_only else tuple(value_differences(sides[0].values, sides[1].values)),
+        notes=tuple(notes),
+    )
+    return _with_hints(found, work)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPair:
+    """Two tensors to be compared, of one kind: weights, or one of optimizer state."""
+
+    kind: str
+    ours: PlacedTensor
+    theirs: PlacedTensor
+
+
+def _work(
+    ours: Checkpoint, theirs: Checkpoint, options: CheckpointOptions
+) -> tuple[list[TensorPair], list[WeightComparison], list[str]]:
+    """Return what to compare, what one side alone has, and what is to say about it."""
+    heads = head_layout(ours.values, theirs.values)
+    blocks = [glu_block(side.values) for side in (ours, theirs)]
+    work: list[TensorPair] = []
+    lonely: list[WeightComparison] = []
+    notes: list[str] = []
+    for kind, first, second in _kinds(ours, theirs, options):
+        chosen = [
+            {name: placed(tensor) for name, tensor in side.items() if _is_chosen(name, options)}
+            for side in (first, second)
+        ]
+        if blocks[0] != blocks[1]:
+            chosen = [with_halves(side, block) if block else side for side, block in zip(chosen, blocks, strict=True)]
+        found: NamePairs = pair_names(chosen[0], chosen[1], scheme=options.scheme, heads=heads, renamed=options.renamed)
+        work += [TensorPair(kind, *pair) for pair in found.pairs]
+        lonely += [_lonely(kind, tensor, is_ours=True) for tensor in found.ours]
+        lonely += [_lonely(kind, tensor, is_ours=False) for tensor in found.theirs]
+        notes += [note for note in found.notes if note not in notes]
+    return work, lonely, notes + ([] if options.weights_only else _lacking(ours, theirs))
+
+
+def _lacking(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
+    """Return what is to say about optimizer state that one side does not have: it is not compared."""
+    sides = (("first", ours.optimizer.keys() - theirs.optimizer), ("second", theirs.optimizer.keys() - ours.optimizer))
+    return [f"not compared, as only the {side} has it: {', '.join(sorted(kinds))}" for side, kinds in sides if kinds]
+
+
+def _kinds(
+    ours: Checkpoint, theirs: Checkpoint, options: CheckpointOptions
+) -> Iterator[tuple[str, Mapping[str, TensorPieces], Mapping[str, TensorPieces]]]:
+    sides = (ours, theirs)
+    if options.precision == "main":
+        first, second = ({**side.tensors, **side.optimizer.get(MAIN, {})} for side in sides)
+        yield WEIGHTS, first, second
+    else:
+        yield WEIGHTS, ours.tensors, theirs.tensors
+    if options.weights_only:
+        return
+    for kind in sorted({*ours.optimizer, *theirs.optimizer}):
+        if all(kind in side.optimizer for side in sides) and not (kind == MAIN and options.precision == "main"):
+            yield kind, ours.optimizer[kind], theirs.optimizer[kind]
+
+
+def _is_chosen(name: str, options: CheckpointOptions) -> bool:
+    return options.match is None or options.match.search(name) is not None
+
+
+def _lonely(kind: str, tensor: PlacedTensor, *, is_ours: bool) -> WeightComparison:
+    return WeightComparison(
+        kind=kind,
+        name=tensor.name,
+        is_ours=is_ours,
+        verdict=WeightVerdict.UNMATCHED,
+        shapes=(tensor.shape, None) if is_ours else (None, tensor.shape),
+        dtypes=(tensor.dtype, None) if is_ours else (None, tensor.dtype),
+        notes=tensor.notes,
+    )
+
+
+def _compared(
+    work: list[TensorPair], options: CheckpointOptions, report: Callable[[int, int], None] | None
+) -> Iterator[WeightComparison]:
+    local = threading.local()
+
+    def compare(pair: TensorPair) -> WeightComparison:
+        files = local.__dict__.setdefault("files", MappedFiles())
+        try:
+            return compare_pair(files, pair, rtol=options.rtol)
+        finally:
+            files.let_go()
+
+    jobs = options.jobs or os.cpu_count() or 1
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, found in enumerate(pool.map(compare, work), start=1):
+            if report is not None:
+                report(number, len(work))
+            yield found
+
+
+def compare_pair(files: MappedFiles, pair: TensorPair, *, rtol: float) -> WeightComparison:
+    """Return how two tensors differ. A side that is not whole, or says two things, is `damaged`."""
+    ours, theirs = pair.ours, pair.theirs
+    notes = list(dict.fromkeys((*ours.notes, *theirs.notes)))
+    plain = WeightComparison(
+        kind=pair.kind,
+        name=ours.name,
+        other_name=theirs.name,
+        verdict=WeightVerdict.DAMAGED,
+        shapes=(ours.shape, theirs.shape),
+        dtypes=(ours.dtype, theirs.dtype),
+    )
+    if ours.shape != theirs.shape:
+        cut = same_rows(ours, theirs)
+        if cut is None:
+            return replace(plain, verdict=WeightVerdict.SHAPE, notes=tuple(notes))
+        ours, theirs = cut[:2]
+        notes.append(cut[2])
+    try:
+        covers = [coverage(side.views, side.shape) for side in (ours, theirs)]
+        faults = [
+            fault for cover, side in zip(covers, (ours, theirs), strict=True) for fault in faults_of(files, cover, side)
+        ]
+        if faults:
+            return replace(plain, notes=(*notes, *faults))
+        return _judged(files, covers, replace(plain, notes=tuple(notes)), rtol)
+    except CheckpointError as error:
+        return replace(plain, notes=(*notes, str(error)))
+
+
+def faults_of(files: MappedFiles, cover: Coverage, tensor: PlacedTensor) -> Iterator[str]:
+    """Yield in words what no file holds, and where two files say different things.
+
+    Raises:
+        CheckpointError: a file is gone, or shorter than it was.
+    """
+    if cover.num_missing:
+        where = f", first at {list(cover.gap.starts)} to {_end(cover.gap)}" if cover.gap is not None else ""
+        have = ", ".join(sorted({view.label for view in cover.views})[:4]) or "nothing"
+        yield f"{cover.num_missing:,} of {tensor.num_elements:,} elements are in no file{where}; there is: {have}"
+    for copy in cover.copies:
+        if copy.ours.stored == copy.theirs.stored and copy.ours.first == copy.theirs.first:
+            continue
+        sums = sums_of(files, [copy])
+        if sums.unequal:
+            place = place_of([copy], sums.first_unequal)
+            labels = f"{copy.theirs.label} ({copy.theirs.stored.path.name}) and {copy.ours.label}"
+            yield (
+                f"{labels} ({copy.ours.stored.path.name}) both hold {list(copy.ours.starts)}, {sums.unequal:,} elements"
+                f" differ, first {list(place)}"
+            )
+
+
+def _end(box: Any) -> list[int]:
+    return [start + size for start, size in zip(box.starts, box.sizes, strict=True)]
+
+
+def _judged(files: MappedFiles, covers: list[Coverage], plain: WeightComparison, rtol: float) -> WeightComparison:
+    overlaps = list(intersections(covers[0].views, covers[1].views))
+    sums = sums_of(files, overlaps)
+    found = replace(
+        plain,
+        count=sums.count,
+        unequal=sums.unequal,
+        relative=sums.relative,
+        cosine=sums.cosine,
+        distance=math.sqrt(sums.distance_square),
+        largest=sums.largest,
+        largest_at=place_of(overlaps, sums.largest_at) if sums.largest_at >= 0 else None,
+        ulps=sums.ulps,
+        norms=(math.sqrt(sums.our_square), math.sqrt(sums.their_square)),
+        nonfinite=(sums.our_nans + sums.our_infs, sums.their_nans + sums.their_infs),
+    )
+    if sums.first_unequal >= 0:
+        place = place_of(overlaps, sums.first_unequal)
+        found = replace(found, first_at=place, first_values=values_at(files, overlaps, place))
+    verdict, target, note = _verdict(files, overlaps, sums, found, rtol)
+    return replace(found, verdict=verdict, rounded_to=target, notes=(*found.notes, *note))
+
+
+def _verdict(
+    files: MappedFiles, overlaps: list[Any], sums: PairSums, found: WeightComparison, rtol: float
+) -> tuple[WeightVerdict, str | None, tuple[str, ...]]:
+    if not sums.unequal:
+        return WeightVerdict.IDENTICAL, None, ()
+    if sums.relative <= _COARSE:
+        for direction, said in ((0, "the second is the first"), (1, "the first is the second")):
+            wide, narrow = found.dtypes[direction], found.dtypes[1 - direction]
+            turned = overlaps if direction == 0 else [type(pair)(pair.theirs, pair.ours) for pair in overlaps]
+            for target in _targets(str(wide), str(narrow)):
+                if are_rounded(files, turned, target):
+                    return WeightVerdict.ROUNDING, target, (f"{said} rounded to {target}",)
+    if sums.nonfinite:
+        return WeightVerdict.NONFINITE, None, ()
+    return (WeightVerdict.CLOSE if sums.relative <= rtol else WeightVerdict.DIFFERENT), None, ()
+
+
+def _targets(wide: str, narrow: str) -> tuple[str, ...]:
+    """Return to which types numbers of one type may have been rounded, if they are in the other now."""
+    targets = _NARROWER.get(wide, ())
+    if narrow == wide:
+        return targets
+    return tuple(target for target in targets if target == narrow or target in _NARROWER.get(narrow, ()))
+
+
+def _side(checkpoint: Checkpoint) -> CheckpointSide:
+    return CheckpointSide(
+        path=str(checkpoint.path),
+        format=checkpoint.format,
+        step=checkpoint.step,
+        layout=dict(checkpoint.layout),
+        notes=checkpoint.notes,
+    )
+
+
+def _with_hints(found: CheckpointComparison, work: list[TensorPair]) -> CheckpointComparison:
+    from trainermon.analysis.checkpoint.hints import hints_of
+
+    hints = hints_of(found.tensors, {(pair.kind, pair.ours.name): pair for pair in work})
+    tensors = tuple(replace(tensor, hints=hints.get(number, ())) for number, tensor in enumerate(found.tensors))
+    return replace(found, tensors=tensors)

@@ -1,0 +1,1 @@
+"""The readers of checkpoint formats, one module each."""

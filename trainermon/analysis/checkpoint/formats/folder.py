@@ -1,0 +1,118 @@
+"""One file of torch or numpy, and plain folders of such files."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names
+from trainermon.analysis.checkpoint.formats.safetensors_file import contiguous, read_safetensors
+from trainermon.analysis.checkpoint.formats.state_dicts import split_state
+from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
+from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
+from trainermon.analysis.tensor.dtypes import storage_dtype
+from trainermon.core.errors import CheckpointError, DumpError
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_SUFFIXES = (*TORCH_SUFFIXES, ".npy", ".safetensors")
+_MAX_NUMPY_HEADER = 1 << 16
+_STEP_KEYS = ("step", "global_step", "iteration", "global_steps")
+
+
+def open_torch(path: Path) -> Checkpoint:
+    """Return what one file of torch holds.
+
+    Raises:
+        CheckpointError: it is damaged, or of an old format.
+    """
+    parts = split_state(load_torch_file(path), path.name)
+    steps = [parts.values[key] for key in _STEP_KEYS if type(parts.values.get(key)) is int]
+    return Checkpoint(
+        path=path,
+        format="torch",
+        step=steps[0] if steps else None,
+        tensors=parts.tensors,
+        optimizer=parts.optimizer,
+        values=parts.values,
+        notes=parts.notes,
+    )
+
+
+def open_numpy(path: Path) -> Checkpoint:
+    """Return what a .npy file holds: one tensor, with the file's name.
+
+    Raises:
+        CheckpointError: it is damaged, or holds Python's objects.
+    """
+    return Checkpoint(path=path, format="folder", tensors={path.stem: _numpy(path, path.stem)})
+
+
+def is_plain_folder(folder: Path) -> bool:
+    """Return whether a folder has a file of tensors."""
+    return any(name.endswith(_SUFFIXES) for name in file_names(folder))
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """Return what the .npy, torch and safetensors files of a folder hold, its folders left out.
+
+    A tensor that its file alone holds has the file's name.
+
+    Raises:
+        CheckpointError: a file is damaged, or two hold a tensor of the same name.
+    """
+    tensors: dict[str, TensorPieces] = {}
+    notes: list[str] = []
+    for file in file_names(folder):
+        path = folder / file
+        if not file.endswith(_SUFFIXES) or path.is_dir():
+            continue
+        own, more = _file(path)
+        notes += [f"{file}: {note}" for note in more]
+        for name, tensor in own.items():
+            full = name or path.stem
+            if full in tensors:
+                other = tensors[full].pieces[0].label
+                raise CheckpointError(f"{path} and {other} both have {full!r}: open the one that is meant on its own")
+            tensors[full] = TensorPieces(full, tensor.shape, tensor.dtype, tensor.pieces, tensor.notes)
+    return Checkpoint(path=folder, format="folder", tensors=tensors, notes=tuple(notes))
+
+
+def _file(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...]]:
+    """Return the tensors of a file, and notes on what was left out."""
+    if path.suffix == ".npy":
+        return {path.stem: _numpy(path, path.stem)}, ()
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)[0], ()
+    parts = split_state(load_torch_file(path), path.name)
+    return parts.tensors, parts.notes
+
+
+def _numpy(path: Path, name: str) -> TensorPieces:
+    """Return the tensor of a .npy file. Source: numpy/lib/_format_impl.py, format 1.0 to 3.0."""
+    with RegularFile(path) as file:
+        start = file.read(0, min(12, file.size))
+        if not start.startswith(b"\x93NUMPY") or len(start) < 12:
+            raise CheckpointError(f"{path} begins with {start[:6]!r}, expected a .npy file: copy it again")
+        width = 2 if start[6] == 1 else 4
+        length = int.from_bytes(start[8 : 8 + width], "little")
+        text = file.read(8 + width, min(length, _MAX_NUMPY_HEADER))
+        size = file.size
+    try:
+        header = ast.literal_eval(text.decode("latin1").strip())
+        dtype, shape = _numpy_dtype(header["descr"]), tuple(header["shape"])
+        strides = contiguous(shape[::-1])[::-1] if header["fortran_order"] else contiguous(shape)
+        needed = 8 + width + length + math.prod(shape) * storage_dtype(dtype).itemsize
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError, DumpError) as error:
+        raise CheckpointError(f"{path} has a header that is not read ({str(error)[:100]}): copy it again") from error
+    if needed > size or min(shape, default=0) < 0:
+        raise CheckpointError(f"{path} is cut off: it has {size:,} bytes, its array ends at {needed:,}; copy it again")
+    return whole(name, StoredArray(path, 8 + width + length, dtype, shape, strides), path.name)
+
+
+def _numpy_dtype(code: Any) -> str:
+    kinds = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
+    if not isinstance(code, str) or code[:1] not in ("<", "|") or code[1:2] not in kinds:
+        raise ValueError(f"elements of type {code!r:.40}; expected numbers, little-endian")
+    return "bool" if code[1] == "b" else f"{kinds[code[1]]}{8 * int(code[2:])}"

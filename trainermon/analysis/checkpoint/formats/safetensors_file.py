@@ -1,0 +1,160 @@
+"""safetensors, one file or several with an index; so are Hugging Face's folders, whose older ones have torch files.
+
+Source: huggingface/safetensors, README (format); transformers, modeling_utils.py (index).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names, read_json
+from trainermon.analysis.checkpoint.formats.state_dicts import split_state
+from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
+from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
+from trainermon.analysis.tensor.dtypes import storage_dtype
+from trainermon.analysis.tensor.files import SAFETENSORS
+from trainermon.core.errors import CheckpointError, DumpError
+
+INDEX_SUFFIX = ".index.json"
+_MAX_HEADER = 100_000_000  # the limit of safetensors itself
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def open_safetensors(path: Path) -> Checkpoint:
+    """Return what one file holds.
+
+    Raises:
+        CheckpointError: it is no such file, is cut off, or its tensors overlap.
+    """
+    tensors, metadata = read_safetensors(path)
+    return Checkpoint(path=path, format="safetensors", tensors=tensors, values=metadata)
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, TensorPieces], dict[str, Any]]:
+    """Return the tensors of a file by name, and its `__metadata__`.
+
+    Raises:
+        CheckpointError: as `open_safetensors`.
+    """
+    with RegularFile(path) as file:
+        length = int.from_bytes(file.read(0, min(8, file.size)), "little")
+        if not 2 <= length <= min(_MAX_HEADER, file.size - 8):
+            raise CheckpointError(
+                f"{path} is not a safetensors file, or is cut off: of its {file.size:,} bytes the header should take"
+                f" {length:,}; copy it again"
+            )
+        raw, size = file.read(8, length), file.size
+    try:
+        header = json.loads(raw, object_pairs_hook=_without_repeats)
+        metadata = header.pop("__metadata__", {})
+        tensors = {
+            name: whole(name, _stored(path, name, entry, 8 + length, size), path.name) for name, entry in header.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DumpError) as error:
+        raise CheckpointError(f"{path} has a damaged header ({str(error)[:120]}): copy it again") from error
+    _refuse_overlaps(path, tensors)
+    return tensors, dict(metadata) if isinstance(metadata, dict) else {}
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        repeated = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise ValueError(f"{repeated!r:.60} is there twice")
+    return found
+
+
+def _stored(path: Path, name: str, entry: dict[str, Any], start: int, file_size: int) -> StoredArray:
+    dtype, shape = SAFETENSORS.get(entry["dtype"], str(entry["dtype"])), tuple(entry["shape"])
+    first, last = entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+        raise ValueError(f"{name!r:.60} has the shape {shape!r:.60} and the place {first!r:.20} to {last!r:.20}")
+    wanted = math.prod(shape) * storage_dtype(dtype).itemsize
+    if last - first != wanted:
+        raise ValueError(f"{name!r:.60} should take {wanted:,} bytes, the header says {first:,} to {last:,}")
+    if start + last > file_size:
+        raise ValueError(f"{name!r:.60} ends at byte {start + last:,} of {file_size:,}: the file is cut off")
+    return StoredArray(path, start + first, dtype, shape, contiguous(shape))
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a tensor in C order.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= size
+    return tuple(reversed(strides))
+
+
+def _refuse_overlaps(path: Path, tensors: dict[str, TensorPieces]) -> None:
+    stored = [(tensor.pieces[0].stored, name) for name, tensor in tensors.items() if tensor.num_elements]
+    ends = sorted((s.offset, s.offset + s.num_elements * storage_dtype(s.dtype).itemsize, name) for s, name in stored)
+    for (_, end, before), (start, _, name) in pairwise(ends):
+        if start < end:
+            raise CheckpointError(f"{path}: {before!r:.60} and {name!r:.60} overlap: save it again")
+
+
+def weights_index(folder: Path) -> Path | None:
+    """Return the index of a folder of Hugging Face, or its only file of weights; None: there is neither.
+
+    Raises:
+        CheckpointError: there are several indexes, or the folder cannot be listed.
+    """
+    names = file_names(folder)
+    for suffix in (f".safetensors{INDEX_SUFFIX}", f".bin{INDEX_SUFFIX}"):
+        found = [name for name in names if name.endswith(suffix)]
+        if len(found) > 1:
+            raise CheckpointError(f"{folder} has several indexes, {', '.join(found[:4])}: name the one that is meant")
+        if found:
+            return folder / found[0]
+    return next((folder / name for name in _WEIGHTS if name in names), None)
+
+
+def open_indexed(path: Path) -> Checkpoint:
+    """Return what the files of a folder of Hugging Face hold, given its index or its only file of weights.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or has not the tensors that the index says.
+    """
+    config = read_json(path.parent / "config.json") if "config.json" in file_names(path.parent) else {}
+    values: dict[str, Any] = {"config": config} if config else {}
+    if not path.name.endswith(INDEX_SUFFIX):
+        only, left = _shard(path)
+        return Checkpoint(path=path.parent, format="hf", tensors=only, values=values, notes=left)
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{path} has no weight_map from tensors to files: copy it again")
+    tensors: dict[str, TensorPieces] = {}
+    notes: list[str] = []
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{path} names {shard!r:.60}, outside its folder: do not trust this checkpoint")
+        if not (path.parent / shard).exists():
+            needed = next(name for name, file in weight_map.items() if file == shard)
+            raise CheckpointError(f"{path.parent / shard} is missing, {path.name} has {needed!r} there: copy it, too")
+        found, left = _shard(path.parent / shard)
+        notes += [f"{shard}: {note}" for note in left]
+        expected = {name for name, file in weight_map.items() if file == shard}
+        if lacking := sorted(expected - set(found)):
+            raise CheckpointError(
+                f"{path.parent / shard} lacks {lacking[0]!r:.80}, which {path.name} has there: copy both again"
+            )
+        notes += [f"{shard} has {name}, which {path.name} does not name" for name in sorted(set(found) - expected)]
+        tensors.update({name: tensor for name, tensor in found.items() if name in expected})
+    return Checkpoint(path=path.parent, format="hf", tensors=tensors, values=values, notes=tuple(notes))
+
+
+def _shard(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...]]:
+    """Return the tensors of a file, and notes on what was left out."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)[0], ()
+    parts = split_state(load_torch_file(path), path.name)
+    return parts.tensors, parts.notes

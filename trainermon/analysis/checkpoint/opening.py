@@ -1,0 +1,100 @@
+"""Which format a checkpoint has, by what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainermon.analysis.checkpoint.formats.dcp import METADATA, open_dcp
+from trainermon.analysis.checkpoint.formats.deepspeed import is_deepspeed, open_deepspeed, tracked_folder
+from trainermon.analysis.checkpoint.formats.folder import is_plain_folder, open_folder, open_numpy, open_torch
+from trainermon.analysis.checkpoint.formats.megatron import is_megatron, open_megatron, tracked_iteration
+from trainermon.analysis.checkpoint.formats.megatron_dist import CONFIG, open_megatron_dist
+from trainermon.analysis.checkpoint.formats.mindspore_file import is_mindspore, open_mindspore
+from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names
+from trainermon.analysis.checkpoint.formats.safetensors_file import (
+    INDEX_SUFFIX,
+    open_indexed,
+    open_safetensors,
+    weights_index,
+)
+from trainermon.analysis.checkpoint.formats.torch_file import is_torch_file
+from trainermon.analysis.checkpoint.pieces import Checkpoint
+from trainermon.core.errors import CheckpointError, DumpError
+
+_FAULTS = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, OSError, RecursionError, DumpError)
+_SAFETENSORS_START = b"{"  # after eight bytes of length
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Return what a checkpoint holds, without reading a tensor and without running what a pickle asks for.
+
+    `path` is a file or folder of any format in docs/checkpoints.md; of a run's folder, the newest step is taken.
+
+    Raises:
+        CheckpointError: nothing there is a checkpoint, or it is damaged: the file, what was found, what to do.
+    """
+    path = Path(path)
+    try:
+        found = _open_folder(path) if path.is_dir() else _open_file(path)
+    except _FAULTS as error:  # a file may hold anything in the place of what its format has there
+        cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{path} is not laid out as its format says ({cause}): copy or save it again") from error
+    if not found.tensors and not found.optimizer:
+        raise CheckpointError(f"{path} holds no tensor: expected a checkpoint's file or folder")
+    return found
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint, or a run's folder with one in it, and not just a folder of tensor files.
+
+    Raises:
+        CheckpointError: the folder cannot be listed, or its tracker file names what is not there.
+    """
+    names = file_names(folder)
+    has_format = METADATA in names or is_megatron(folder) or is_deepspeed(folder)
+    return has_format or any(find(folder) is not None for find in (tracked_iteration, tracked_folder, weights_index))
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    names = set(file_names(folder))
+    for is_format, open_format in (
+        ({CONFIG, "common.pt"} <= names, open_megatron_dist),
+        (METADATA in names, open_dcp),
+        (is_megatron(folder), open_megatron),
+        (is_deepspeed(folder), open_deepspeed),
+    ):
+        if is_format:
+            return open_format(folder)
+    newest = tracked_iteration(folder) or tracked_folder(folder)
+    if newest is not None:
+        return open_checkpoint(newest)
+    return _open_weights(folder)
+
+
+def _open_weights(folder: Path) -> Checkpoint:
+    index = weights_index(folder)
+    if index is not None:
+        return open_indexed(index)
+    if is_plain_folder(folder):
+        return open_folder(folder)
+    raise CheckpointError(f"{folder} has none of the files of a checkpoint: docs/checkpoints.md says which are read")
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if path.suffix == ".distcp":
+        raise CheckpointError(f"{path} is one rank's part of a distributed checkpoint: open its folder, {path.parent}")
+    with RegularFile(path) as file:
+        start = file.read(0, min(file.size, 16))
+    if is_torch_file(start):
+        return open_torch(path)
+    if start.startswith(b"\x93NUMPY"):
+        return open_numpy(path)
+    if path.name.endswith(INDEX_SUFFIX):
+        return open_indexed(path)
+    if start[8:9] == _SAFETENSORS_START:
+        return open_safetensors(path)
+    if is_mindspore(start):
+        return open_mindspore(path)
+    raise CheckpointError(
+        f"{path} begins with {start[:8]!r}, which no known format does: docs/checkpoints.md says which are read"
+    )

@@ -1,0 +1,104 @@
+"""Tensors as boxes of the whole, renamed and regrouped without being read: rows moved, halves and layers taken out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainermon.analysis.checkpoint.boxes import PlacedView, views_of
+from trainermon.analysis.checkpoint.pieces import TensorPieces
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor as boxes of the whole, wherever they lie in files.
+
+    Attributes:
+        name: Its name, in the checkpoint or after translation.
+        shape: Of the whole.
+        dtype: As `StoredArray` has it.
+        views: Its boxes; replicas among them.
+        notes: What a reader should know.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    views: tuple[PlacedView, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_elements(self) -> int:
+        """The product of the sizes."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class RowMove:
+    """Rows of a tensor (positions in its first dimension) that stand elsewhere in another.
+
+    Attributes:
+        start: The first of them.
+        length: How many.
+        to: Where the first stands in the other.
+    """
+
+    start: int
+    length: int
+    to: int
+
+
+def placed(tensor: TensorPieces) -> PlacedTensor:
+    """Return a tensor of a checkpoint as boxes."""
+    return PlacedTensor(tensor.name, tensor.shape, tensor.dtype, tuple(views_of(tensor)), tensor.notes)
+
+
+def moved(tensor: PlacedTensor, moves: Sequence[RowMove]) -> list[PlacedView]:
+    """Return the views of a tensor with rows moved; rows that no move names are left out."""
+    found = []
+    for move in moves:
+        for view in tensor.views:
+            low = max(view.starts[0], move.start)
+            high = min(view.starts[0] + view.sizes[0], move.start + move.length)
+            if low < high:
+                part = view.cut((low, *view.starts[1:]), (high - low, *view.sizes[1:]))
+                found.append(replace(part, starts=(low - move.start + move.to, *part.starts[1:])))
+    return found
+
+
+def joined(name: str, sources: Sequence[tuple[PlacedTensor, Sequence[RowMove]]]) -> PlacedTensor:
+    """Return one tensor made of rows of several, whose other dimensions are those of the first."""
+    views = [view for tensor, moves in sources for view in moved(tensor, moves)]
+    first = sources[0][0]
+    rows = sum(move.length for _, moves in sources for move in moves)
+    notes = tuple(note for tensor, _ in sources for note in tensor.notes)
+    return PlacedTensor(name, (rows, *first.shape[1:]), first.dtype, tuple(views), notes)
+
+
+def rows_of(tensor: PlacedTensor, name: str, moves: Sequence[RowMove]) -> PlacedTensor:
+    """Return a tensor of some rows of another."""
+    return joined(name, [(tensor, moves)])
+
+
+def element_of(tensor: PlacedTensor, name: str, index: int) -> PlacedTensor:
+    """Return one entry of a tensor's first dimension as a tensor without that dimension: a layer, an expert."""
+    views = [
+        replace(view, starts=view.starts[1:], sizes=view.sizes[1:], strides=view.strides[1:])
+        for view in moved(tensor, [RowMove(index, 1, 0)])
+    ]
+    return PlacedTensor(name, tensor.shape[1:], tensor.dtype, tuple(views), tensor.notes)
+
+
+def transposed(tensor: PlacedTensor) -> PlacedTensor:
+    """Return a tensor of two dimensions with both exchanged."""
+    views = [
+        replace(view, starts=view.starts[::-1], sizes=view.sizes[::-1], strides=view.strides[::-1])
+        for view in tensor.views
+    ]
+    return replace(tensor, shape=tensor.shape[::-1], views=tuple(views))
+
+
+def first_rows(tensor: PlacedTensor, num_rows: int) -> PlacedTensor:
+    """Return a tensor cut off after some rows."""
+    return rows_of(tensor, tensor.name, [RowMove(0, num_rows, 0)])

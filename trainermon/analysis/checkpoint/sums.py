@@ -1,0 +1,224 @@
+"""How the elements of two split tensors differ: the compiled kernel over files that are mapped, else numpy."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainermon.analysis.checkpoint.boxes import Overlap, PlacedView
+from trainermon.analysis.tensor.dtypes import Raw, numbers, parts, storage_dtype
+from trainermon.core.errors import CheckpointError
+from trainermon.statistics import pairs
+from trainermon.statistics.pairs import BOX_WORDS, MAX_DIMS, PairSums
+
+_MAX_MAPPED = 128
+_CHUNK = 1 << 17  # elements that numpy looks at together: 1 MiB in float64
+
+
+class MappedFiles:
+    """Files mapped for reading, those used last; each thread has its own."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, tuple[mmap.mmap, npt.NDArray[np.uint8]]] = OrderedDict()
+
+    def of(self, view: PlacedView) -> tuple[npt.NDArray[np.uint8], int]:
+        """Return the bytes of a view's file, and where in them the view's first element is.
+
+        Raises:
+            CheckpointError: the file is gone, cannot be read, or is shorter than it was.
+        """
+        stored = view.stored
+        if stored.path not in self._files:
+            self._add(stored.path)
+        self._files.move_to_end(stored.path)
+        found = self._files[stored.path][1]
+        width = storage_dtype(stored.dtype).itemsize
+        first = stored.offset + view.first * width
+        last = first + width * (1 + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True)))
+        if first < 0 or last > len(found):
+            raise CheckpointError(f"{stored.path} has {len(found):,} bytes, {last:,} are needed: copy it again")
+        return found, first
+
+    def let_go(self) -> None:
+        """Give back the memory of what has been read; it is read from the files again if need be."""
+        for mapped, _ in self._files.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _add(self, path: Path) -> None:
+        try:
+            if not path.is_file():
+                raise CheckpointError(f"{path} is not a regular file any more: open the checkpoint again")
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: nothing is in it
+            raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
+        self._files[path] = mapped, np.frombuffer(mapped, np.uint8)
+        if len(self._files) > _MAX_MAPPED:
+            self._files.popitem(last=False)  # the map ends with the last array on it
+
+
+def sums_of(files: MappedFiles, overlaps: Sequence[Overlap]) -> PairSums:
+    """Return how the elements of both sides differ over all overlaps; places are counted over them in C order.
+
+    Raises:
+        CheckpointError: a file is gone, or shorter than it was.
+    """
+    if not overlaps:
+        return PairSums()
+    ours, theirs = (view.stored.dtype for view in overlaps[0])
+    if _compiled(overlaps, ours, theirs):
+        boxes, alive = _boxes(files, overlaps)
+        with _no_cut(overlaps):
+            found = pairs.pair_sums(boxes, ours, theirs)
+        del alive  # the maps had to stay until now
+        return found
+    found = PairSums()
+    for one, other in _chunks(files, overlaps):
+        found = found.merge(_numpy_sums(one, other, ours, theirs))
+    return found
+
+
+def are_rounded(files: MappedFiles, overlaps: Sequence[Overlap], target: str) -> bool:
+    """Whether every element of the second side is that of the first rounded to `target`, of 16 or 32 bits.
+
+    Raises:
+        CheckpointError: a file is gone, or shorter than it was.
+    """
+    ours, theirs = (view.stored.dtype for view in overlaps[0])
+    if _compiled(overlaps, ours, theirs):
+        boxes, alive = _boxes(files, overlaps)
+        with _no_cut(overlaps):
+            found = pairs.is_rounded(boxes, ours, theirs, target)
+        del alive
+        return found
+    return all(
+        np.array_equal(_rounded(numbers(one, ours), target), numbers(other, theirs), equal_nan=True)
+        for one, other in _chunks(files, overlaps)
+    )
+
+
+@contextlib.contextmanager
+def _no_cut(overlaps: Sequence[Overlap]) -> Iterator[None]:
+    try:
+        yield
+    except pairs.MemoryFaultError as error:
+        files = sorted({str(view.stored.path) for overlap in overlaps for view in overlap})
+        raise CheckpointError(
+            f"{' or '.join(files[:2])} became shorter while it was read, or its disk fails: wait until it is written"
+        ) from error
+
+
+def place_of(overlaps: Sequence[Overlap], number: int) -> tuple[int, ...]:
+    """Return the position in the whole tensor of the element `number`, counted as `sums_of` does."""
+    for ours, _ in overlaps:
+        if number < ours.num_elements:
+            inside = np.unravel_index(number, ours.sizes) if ours.sizes else ()
+            return tuple(start + int(step) for start, step in zip(ours.starts, inside, strict=True))
+        number -= ours.num_elements
+    raise IndexError(number)
+
+
+def values_at(files: MappedFiles, overlaps: Sequence[Overlap], place: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the elements of both sides at a position of the whole tensor, as numbers."""
+    for overlap in overlaps:
+        if all(s <= p < s + n for s, p, n in zip(overlap.ours.starts, place, overlap.ours.sizes, strict=True)):
+            both = (view.cut(place, (1,) * len(place)) for view in overlap)
+            one, other = (numbers(raw_of(files, view).reshape(1), view.stored.dtype)[0].item() for view in both)
+            return one, other
+    raise IndexError(place)
+
+
+def raw_of(files: MappedFiles, view: PlacedView) -> Raw:
+    """Return the elements of a view as they are stored, mapped."""
+    dtype = storage_dtype(view.stored.dtype)
+    if not view.num_elements:
+        return np.zeros(view.sizes, dtype)
+    mapped, first = files.of(view)
+    strides = tuple(stride * dtype.itemsize for stride in view.strides)
+    found: Raw = np.ndarray(view.sizes, dtype, buffer=mapped, offset=first, strides=strides)
+    return found
+
+
+def _compiled(overlaps: Sequence[Overlap], ours: str, theirs: str) -> bool:
+    is_known = ours in pairs.KINDS and theirs in pairs.KINDS
+    return is_known and len(overlaps[0].ours.sizes) <= MAX_DIMS and pairs.is_available()
+
+
+def _boxes(files: MappedFiles, overlaps: Sequence[Overlap]) -> tuple[pairs.Boxes, list[Any]]:
+    table = np.ones((len(overlaps), BOX_WORDS), np.int64)
+    alive: dict[int, Any] = {}
+    for row, (ours, theirs) in zip(table, overlaps, strict=True):
+        for side, view in enumerate((ours, theirs)):
+            mapped, first = files.of(view)
+            alive[id(mapped)] = mapped
+            row[side] = mapped.ctypes.data + first
+        dims = len(ours.sizes)
+        if dims:
+            end = 2 + MAX_DIMS
+            row[end - dims : end] = ours.sizes
+            row[end + MAX_DIMS - dims : end + MAX_DIMS] = ours.strides
+            row[-dims:] = theirs.strides
+    return table, list(alive.values())
+
+
+def _chunks(files: MappedFiles, overlaps: Sequence[Overlap]) -> Iterator[tuple[Raw, Raw]]:
+    """Yield the elements of both sides, flat, a few at a time, in the order of `place_of`."""
+    for ours, theirs in overlaps:
+        both = raw_of(files, ours), raw_of(files, theirs)
+        flags = ("external_loop", "buffered", "zerosize_ok")
+        for one, other in np.nditer(both, flags=flags, order="C", buffersize=_CHUNK):  # type: ignore[call-overload]
+            yield one.reshape(-1), other.reshape(-1)
+
+
+def _numpy_sums(one: Raw, other: Raw, ours: str, theirs: str) -> PairSums:
+    """Return the sums over two short arrays of any dtypes; of complex numbers, real and imaginary parts count alike."""
+    numbers_a, numbers_b = numbers(one, ours), numbers(other, theirs)
+    if ours == theirs:
+        unequal = np.frombuffer(one.tobytes(), np.uint8) != np.frombuffer(other.tobytes(), np.uint8)
+        unequal = unequal.reshape(len(one), -1).any(axis=1)
+    else:
+        unequal = (numbers_a != numbers_b) & ~(np.isnan(numbers_a) & np.isnan(numbers_b))
+    a, b = parts(numbers_a), parts(numbers_b)
+    finite = np.isfinite(a) & np.isfinite(b)
+    x, y = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
+    gap = np.abs(x - y)
+    largest = float(gap.max(initial=0.0))
+    places = np.flatnonzero(unequal)
+    nans = [int(np.isnan(side).sum()) for side in (a, b)]
+    infs = [int(np.isinf(side).sum()) for side in (a, b)]
+    width = len(a) // max(1, len(one))
+    return PairSums(
+        product=float(x @ y),
+        our_square=float(x @ x),
+        their_square=float(y @ y),
+        distance_square=float(gap @ gap),
+        largest=largest,
+        count=len(one),
+        largest_at=int(gap.argmax()) // width if largest else -1,
+        unequal=len(places),
+        first_unequal=int(places[0]) if len(places) else -1,
+        our_nans=nans[0],
+        our_infs=infs[0],
+        their_nans=nans[1],
+        their_infs=infs[1],
+    )
+
+
+def _rounded(values: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
+    """Return numbers rounded to a type of 16 or 32 bits, as float32; see `pairs.is_rounded`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.asarray(values, np.float32)
+        if target == "float16":
+            return single.astype(np.float16).astype(np.float32)
+        if target != "bfloat16":
+            return single
+        bits = single.view(np.uint32)
+        kept = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        return np.where(np.isnan(single), single, kept.view(np.float32))

@@ -1,0 +1,231 @@
+"""What a comparison of two checkpoints finds, tensor by tensor, and what that says about the whole in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Any
+
+_TRAINED_SHARE = 0.5  # of the tensors that differ, from which the whole was trained on
+_TRAINED_MOST = 0.5  # relative distance up to which this is training, not another model
+
+
+class WeightVerdict(str, Enum):
+    """How a tensor of one checkpoint relates to that of the other; the worst is first."""
+
+    DAMAGED = "damaged"
+    NONFINITE = "nonfinite"
+    SHAPE = "shape"
+    DIFFERENT = "different"
+    UNMATCHED = "unmatched"
+    CLOSE = "close"
+    ROUNDING = "rounding"
+    IDENTICAL = "identical"
+
+
+SAME = (WeightVerdict.IDENTICAL, WeightVerdict.ROUNDING, WeightVerdict.CLOSE)
+"""Verdicts that are no difference."""
+WORST = (WeightVerdict.DAMAGED, WeightVerdict.NONFINITE)
+"""Verdicts that stand first, wherever in the model."""
+WEIGHTS = "weights"
+"""The kind of the tensors that the model has; the others are kinds of optimizer state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightComparison:
+    """How one tensor differs.
+
+    Numbers are over the elements that are finite on both sides, and None where nothing was compared.
+
+    Attributes:
+        kind: `WEIGHTS`, or the kind of optimizer state.
+        name: Its name in the first checkpoint, or in the second where it is there alone.
+        other_name: Its name in the second; None if it is not there.
+        is_ours: Whether the first has it.
+        verdict: What it comes to.
+        shapes: Of both sides; None of one that has it not.
+        dtypes: Likewise.
+        count: Number of elements compared.
+        unequal: How many are not equal, to the last bit.
+        relative: Norm of the difference over the larger norm: ΔW/W.
+        cosine: Cosine of the angle between both.
+        distance: Norm of the difference.
+        largest: Largest difference of an element.
+        largest_at: Its position.
+        first_at: Position of the first element that differs.
+        first_values: Both values there.
+        ulps: Largest difference in units in the last place; None where numpy computed.
+        norms: Norms of both.
+        nonfinite: NaNs and infinities of the first, and of the second.
+        rounded_to: The dtype that `rounding` means.
+        hints: What may be the matter, in words.
+        notes: What else a reader should know.
+    """
+
+    kind: str
+    name: str
+    other_name: str | None = None
+    is_ours: bool = True
+    verdict: WeightVerdict
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    dtypes: tuple[str | None, str | None]
+    count: int = 0
+    unequal: int | None = None
+    relative: float | None = None
+    cosine: float | None = None
+    distance: float | None = None
+    largest: float | None = None
+    largest_at: tuple[int, ...] | None = None
+    first_at: tuple[int, ...] | None = None
+    first_values: tuple[Any, Any] | None = None
+    ulps: int | None = None
+    norms: tuple[float, float] | None = None
+    nonfinite: tuple[int, int] = (0, 0)
+    rounded_to: str | None = None
+    hints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """A value other than a tensor that differs: the step, the learning rate, an argument.
+
+    Attributes:
+        key: Its place, as `args.lr`.
+        ours: In the first, as text; None if it is not there.
+        theirs: In the second.
+        level: How grave that is, by the rules of `trainermon env compare`: `error`, `warning` or `info`.
+        other_key: Its place in the second, where both have it; None: the same.
+    """
+
+    key: str
+    ours: str | None
+    theirs: str | None
+    level: str = "error"
+    other_key: str | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one side alone has it."""
+        return self.ours is None or self.theirs is None
+
+    @property
+    def label(self) -> str:
+        """Its place, or both."""
+        both = self.other_key is not None and self.other_key != self.key
+        return f"{self.key} = {self.other_key}" if both else self.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSide:
+    """What was compared, of one side: where it is, and how it is written.
+
+    Attributes:
+        path: Where it is.
+        format: As `Checkpoint` has it.
+        step: On which it was saved; None if it does not say.
+        layout: How it is split.
+        notes: What its reader said.
+    """
+
+    path: str
+    format: str
+    step: int | None = None
+    layout: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointComparison:
+    """How two checkpoints differ.
+
+    Attributes:
+        ours: The first.
+        theirs: The second.
+        tensors: Each tensor, in the order of the first; those of the second alone at the end.
+        values: What else differs: step, learning rate, arguments.
+        notes: What a reader should know about the comparison.
+    """
+
+    ours: CheckpointSide
+    theirs: CheckpointSide
+    tensors: tuple[WeightComparison, ...]
+    values: tuple[ValueDifference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def counts(self) -> Counter[WeightVerdict]:
+        """Return how many tensors have each verdict."""
+        return Counter(tensor.verdict for tensor in self.tensors)
+
+    def differing(self) -> list[WeightComparison]:
+        """Return the tensors that are neither equal, rounded nor close, in order."""
+        return [tensor for tensor in self.tensors if tensor.verdict not in SAME]
+
+    def all_notes(self) -> list[str]:
+        """Return the notes on both sides, with the side that each is on, and those on the comparison."""
+        sides = (self.ours.notes, self.theirs.notes)
+        said = {note: side for side, notes in zip(("second", "first"), sides[::-1], strict=True) for note in notes}
+        both = set(sides[0]) & set(sides[1])
+        texts = [f"{'both' if note in both else said[note]}: {note}" for note in dict.fromkeys(sides[0] + sides[1])]
+        return [*texts, *self.notes]
+
+    @property
+    def headline(self) -> str:
+        """What the comparison comes to, in one sentence."""
+        return _headline(self)
+
+
+def _headline(found: CheckpointComparison) -> str:
+    weights = [tensor for tensor in found.tensors if tensor.kind == WEIGHTS]
+    compared = [tensor for tensor in weights if tensor.verdict is not WeightVerdict.UNMATCHED]
+    if not compared:
+        return "nothing to compare: no tensor has a name that both have"
+    counts = Counter(tensor.verdict for tensor in weights)
+    wrong = [tensor for tensor in weights if tensor.verdict not in SAME]
+    tail = _of_state(found)
+    if not wrong:
+        return _same(weights, counts) + tail
+    if counts[WeightVerdict.DAMAGED]:
+        first = next(tensor for tensor in wrong if tensor.verdict is WeightVerdict.DAMAGED)
+        return f"cannot be compared in full: {counts[WeightVerdict.DAMAGED]:,} damaged, first {first.name}" + tail
+    trained = _trained_on(compared, counts)
+    if trained:
+        return trained + tail
+    return f"differs in {len(wrong):,} of {len(weights):,} tensors, first {wrong[0].name}" + tail
+
+
+def _same(weights: list[WeightComparison], counts: Counter[WeightVerdict]) -> str:
+    if counts[WeightVerdict.CLOSE]:
+        number = counts[WeightVerdict.CLOSE]
+        return f"the same within the limit: {number:,} of {len(weights):,} tensors are close, not equal"
+    if counts[WeightVerdict.ROUNDING]:
+        targets = sorted({tensor.rounded_to for tensor in weights if tensor.rounded_to})
+        return f"the same after rounding to {' and '.join(targets)}"
+    bad = sum(1 for tensor in weights if any(tensor.nonfinite))
+    return "the same model" + (f", with NaN or Inf in {bad:,} tensors of both" if bad else "")
+
+
+def _trained_on(compared: list[WeightComparison], counts: Counter[WeightVerdict]) -> str | None:
+    different = [tensor for tensor in compared if tensor.verdict is WeightVerdict.DIFFERENT and tensor.relative]
+    others = sum(counts[verdict] for verdict in (WeightVerdict.SHAPE, WeightVerdict.NONFINITE, WeightVerdict.UNMATCHED))
+    changes = [tensor.relative for tensor in different if tensor.relative is not None]
+    if others or len(different) < _TRAINED_SHARE * len(compared) or median(changes) > _TRAINED_MOST:
+        return None
+    moved = sum((tensor.distance or 0.0) ** 2 for tensor in different) ** 0.5
+    size = sum((max(tensor.norms) if tensor.norms else 0.0) ** 2 for tensor in compared) ** 0.5
+    most = max(different, key=lambda tensor: tensor.relative or 0.0)
+    whole = moved / size if size else 0.0
+    return f"trained on: ΔW/W {whole:.2%}, largest in {most.name} ({most.relative or 0.0:.2%})"
+
+
+def _of_state(found: CheckpointComparison) -> str:
+    state = [tensor for tensor in found.tensors if tensor.kind != WEIGHTS]
+    wrong = [tensor for tensor in state if tensor.verdict not in SAME]
+    parts = [f"optimizer state differs in {len(wrong):,} of {len(state):,}"] if wrong else []
+    steps = (found.ours.step, found.theirs.step)
+    if None not in steps and steps[0] != steps[1]:
+        parts.append(f"steps {steps[0]:,} and {steps[1]:,}")
+    return f"; {', '.join(parts)}" if parts else ""

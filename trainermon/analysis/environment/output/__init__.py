@@ -1,0 +1,1 @@
+"""A comparison of environments as files."""

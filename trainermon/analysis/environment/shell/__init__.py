@@ -1,0 +1,1 @@
+"""Reads shell scripts as bash does, without running anything."""

@@ -1,0 +1,1 @@
+"""Two runs' gradients compared by their signs: which parameter parts first, at which step, on which rank."""

@@ -1,0 +1,155 @@
+"""The signs that a run or a probe has left: our files of bitmaps, or msprobe's numpy files of booleans."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainermon.core.errors import DumpError
+from trainermon.core.gradient_signs import (
+    FOLDER,
+    WORD_BITS,
+    GradientPart,
+    IndexBox,
+    SignBitmaps,
+    parse_signs_name,
+    read_signs,
+)
+
+_RANK, _STEP = re.compile(r"rank(\d+)"), re.compile(r"step(\d+)")
+Steps = Mapping[int, Mapping[int, Callable[[], "RankSigns"]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankSigns:
+    """What one rank held in one step: by parameter its part, and the bitmaps.
+
+    `is_signed` is false where only positive elements are known, as in msprobe's files.
+    """
+
+    parts: Mapping[str, GradientPart]
+    bitmaps: Mapping[str, SignBitmaps]
+    is_signed: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientRun:
+    """A folder with signs.
+
+    Attributes:
+        path: The folder.
+        steps: By step and rank what reads the signs of that rank.
+        is_by_rank: Nothing says how the parts of several ranks make up a parameter (msprobe's files).
+    """
+
+    path: Path
+    steps: Steps
+    is_by_rank: bool
+
+
+def open_gradients(path: Path) -> GradientRun:
+    """Find the signs in a folder: of a run, of a probe (`dump_path`), or of msprobe's probe.
+
+    Cost: lists the folders; nothing is read yet.
+
+    Raises:
+        DumpError: There are none.
+    """
+    if not path.is_dir():
+        raise DumpError(f"{path}: found no folder, expected one with signs of gradients, or the run directory")
+    for folder in (path / FOLDER, path):
+        found = _bitmap_files(folder)
+        if found:
+            return GradientRun(path, found, is_by_rank=False)
+    found = _boolean_files(path)
+    if not found:
+        runs = sorted(one.parent.name for one in path.glob(f"*/{FOLDER}"))
+        if runs:
+            raise DumpError(f"{path}: found a folder of runs, expected one of them: {path / runs[-1]}")
+        raise DumpError(
+            f"{path}: found neither signs/step<N>.rank<R>.bits nor rank<R>/step<N>/*.npy; record them by task "
+            "grad_probe, or gradient_signs in the configuration of TrainerMon (levels L1 and L2 have signs)"
+        )
+    return GradientRun(path, found, is_by_rank=True)
+
+
+def _bitmap_files(folder: Path) -> Steps:
+    steps: dict[int, dict[int, Callable[[], RankSigns]]] = {}
+    attempts = sorted(folder.glob("attempt*/*/*.bits"), key=lambda file: _number(file.parents[1].name))
+    for file in (*sorted(folder.glob("*.bits")), *attempts):
+        place = parse_signs_name(file.name)
+        if place is not None and file.is_file():
+            steps.setdefault(place[0], {})[place[1]] = _reader(_read_bitmaps, file)
+    return steps
+
+
+def _number(name: str) -> int:
+    digits = name.removeprefix("attempt")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _boolean_files(path: Path) -> Steps:
+    steps: dict[int, dict[int, Callable[[], RankSigns]]] = {}
+    for ranked in sorted(path.glob("rank*")):
+        rank = _RANK.fullmatch(ranked.name)
+        for folder in sorted(ranked.glob("step*")) if rank else ():
+            step = _STEP.fullmatch(folder.name)
+            if rank and step and next(folder.glob("*.npy"), None) is not None:
+                steps.setdefault(int(step[1]), {})[int(rank[1])] = _reader(_read_booleans, folder)
+    return steps
+
+
+def _reader(read: Callable[[Path], RankSigns], path: Path) -> Callable[[], RankSigns]:
+    return lambda: read(path)
+
+
+def _read_bitmaps(path: Path) -> RankSigns:
+    stored = read_signs(path)
+    return RankSigns({part.name: part for part in stored.header.parts}, stored.bitmaps)
+
+
+def _read_booleans(folder: Path) -> RankSigns:
+    parts, bitmaps = {}, {}
+    for file in _in_order(folder):
+        array = _load(file)
+        name, shape = file.name.removesuffix(".npy"), tuple(map(int, array.shape))
+        parts[name] = GradientPart(
+            name=name, shape=shape, boxes=(IndexBox((0,) * len(shape), shape),), length=int(array.size)
+        )
+        bitmaps[name] = SignBitmaps(pack(array.ravel()), np.zeros(0, np.uint64))
+    return RankSigns(parts, bitmaps, is_signed=False)
+
+
+def _in_order(folder: Path) -> list[Path]:
+    """Return a step's files in the order of the model's parameters, where the summary of that step tells it."""
+    files = {file.name.removesuffix(".npy"): file for file in sorted(folder.glob("*.npy"))}
+    summary = folder.parent / f"grad_summary_{folder.name.removeprefix('step')}.csv"
+    try:
+        with summary.open(encoding="utf-8-sig", newline="") as text:
+            names = [row[0] for row in csv.reader(text) if row]
+    except (OSError, ValueError, csv.Error):  # without it, or damaged: the order of names
+        names = []
+    return [files.pop(name) for name in names if name in files] + list(files.values())
+
+
+def _load(file: Path) -> npt.NDArray[np.bool_]:
+    try:
+        array: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DumpError(f"{file}: cannot be read: {error}") from error
+    if array.dtype != np.bool_:
+        raise DumpError(f"{file}: found {array.dtype}, expected booleans: which elements are greater than zero")
+    return array
+
+
+def pack(bits: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return flat booleans as words of 64 bits, the first in the lowest bit, padded with zeros."""
+    packed = np.packbits(bits.astype(np.bool_, copy=False), bitorder="little")
+    return np.pad(packed, (0, -len(packed) % (WORD_BITS // 8))).view(np.uint64)

@@ -1,0 +1,171 @@
+"""What is wrong where: verdicts of a comparison, or values that are not finite, laid over the nodes of a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.summary import describe, headline
+from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.analysis.diagnosis.origin import Origin, find_origin
+from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide
+from trainermon.analysis.graph.values import GraphValue, ValueUse
+from trainermon.dump.files.reader import read_dump
+
+
+class NodeVerdict(IntEnum):
+    """How bad a node is; the worst of what is within a box is the box's."""
+
+    NONE = 0
+    PASS = 1
+    UNMATCHED = 2
+    WARNING = 3
+    ERROR = 4
+    BLAMED = 5
+
+
+_VERDICTS = {
+    PASS: NodeVerdict.PASS,
+    UNMATCHED: NodeVerdict.UNMATCHED,
+    WARNING: NodeVerdict.WARNING,
+    ERROR: NodeVerdict.ERROR,
+}
+
+
+class GraphFinding(NamedTuple):
+    """A node at which something began, and what is said of it.
+
+    Attributes:
+        node: Index of the node.
+        message: What is wrong with it, in a sentence without its name.
+    """
+
+    node: int
+    message: str
+
+
+class GraphFindings(NamedTuple):
+    """What is wrong with the calls of one dump.
+
+    Attributes:
+        sentence: The answer in one line.
+        findings: Where it began, in the order in which it ran.
+        verdicts: uint8 [n]: a `NodeVerdict` per node, of the node itself.
+        errors: float64 [n]: largest relative difference of its results; NaN: none is known.
+        nonfinite: bool [n]: whether the node gave (as a parameter: has) a value that is not finite.
+    """
+
+    sentence: str
+    findings: tuple[GraphFinding, ...]
+    verdicts: NDArray[np.uint8]
+    errors: NDArray[np.float64]
+    nonfinite: NDArray[np.bool_]
+
+
+def judge_alone(tree: GraphTree, directory: Path) -> GraphFindings:
+    """Return what the dump in `directory`, whose tree is `tree`, says by itself: whether and where it is not finite.
+
+    An infinity that a mask needs is no finding; what counts are parameters, gradients and what the model returns.
+    """
+    nonfinite = _nonfinite(tree)
+    verdicts = np.zeros(len(tree.nodes), np.uint8)
+    errors = np.full(len(tree.nodes), np.nan)
+    origin = find_origin(read_dump(directory)) if nonfinite.any() else None
+    if origin is None:
+        masked = int(nonfinite.sum())
+        nothing = "Everything is finite." if len(tree.nodes) > 1 else f"No call was dumped in {directory}."
+        sentence = _harmless(masked) if masked else nothing
+        return GraphFindings(sentence, (), verdicts, errors, nonfinite)
+    verdicts[nonfinite] = NodeVerdict.WARNING
+    node = _node_of(tree, origin)
+    if node is None:
+        return GraphFindings(f"{_first(origin)}.", (), verdicts, errors, nonfinite)
+    verdicts[node] = NodeVerdict.BLAMED
+    return GraphFindings(f"{_first(origin)}.", (GraphFinding(node, origin.reason),), verdicts, errors, nonfinite)
+
+
+def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
+    """Return what `comparison` says of each node of `tree`, the tree of its target or of both sides."""
+    verdicts = np.zeros(len(tree.nodes), np.uint8)
+    errors = np.full(len(tree.nodes), np.nan)
+    results = {result.key: result for result in comparison.calls if result.target is not None}
+    found = []
+    for place, node in enumerate(tree.nodes):
+        if node.side is not NodeSide.BOTH:
+            verdicts[place] = NodeVerdict.UNMATCHED
+            continue
+        result = results.get(node.call.key) if node.call is not None else None
+        if result is None:
+            continue
+        verdicts[place], errors[place] = _of_node(node, result)
+        if verdicts[place] == NodeVerdict.BLAMED:
+            found.append(GraphFinding(place, describe(result)))
+    rank = {result.key: at for at, result in enumerate(comparison.blamed)}
+    found.sort(key=lambda one: rank.get(_key(tree.nodes[one.node]), len(rank)))
+    return GraphFindings(headline(comparison), tuple(found), verdicts, errors, _nonfinite(tree))
+
+
+def worst_within(tree: GraphTree, verdicts: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return uint8 [n]: the worst verdict of each node and all that is within it."""
+    worst = verdicts.tolist()
+    parents = tree.parents.tolist()
+    for place in range(len(worst) - 1, 0, -1):
+        parent = parents[place]
+        worst[parent] = max(worst[parent], worst[place])
+    return np.array(worst, np.uint8)
+
+
+def _key(node: GraphNode) -> str:
+    return node.call.key if node.call is not None else ""
+
+
+def _of_node(node: GraphNode, result: CallResult) -> tuple[NodeVerdict, float]:
+    """Return the verdict and the relative difference of a call, or of one of its parameters."""
+    if node.kind is GraphKind.PARAMETER:
+        row = next((row for row in result.rows if row.target and row.target.place == node.slot), None)
+        if row is None:
+            return NodeVerdict.NONE, math.nan
+        size = row.difference.relative
+        is_origin = result.blamed and result.origin == node.slot
+        return NodeVerdict.BLAMED if is_origin else _VERDICTS[row.result], math.nan if size is None else size
+    verdict = _VERDICTS[result.result]
+    if result.blamed and result.origin.startswith("parameters."):  # the parameter's own node is to blame
+        return min(verdict, NodeVerdict.WARNING), result.output_error
+    return NodeVerdict.BLAMED if result.blamed else verdict, result.output_error
+
+
+def _nonfinite(tree: GraphTree) -> NDArray[np.bool_]:
+    return np.array([any(not value.is_finite for value in _made(node)) for node in tree.nodes], np.bool_)
+
+
+def _made(node: GraphNode) -> Iterator[GraphValue]:
+    is_parameter = node.kind is GraphKind.PARAMETER
+    for value in node.call.values if node.call is not None else ():
+        if value.slot == node.slot if is_parameter else value.use is ValueUse.GIVEN:
+            yield value
+
+
+def _node_of(tree: GraphTree, origin: Origin) -> int | None:
+    if not origin.key:
+        return None
+    places: Mapping[tuple[str, str], int] = {(_key(node), node.slot): at for at, node in enumerate(tree.nodes)}
+    return places.get((origin.key, origin.tensor.slot), places.get((origin.key, "")))
+
+
+def _first(origin: Origin) -> str:
+    micro_step = f", micro step {origin.micro_step}" if origin.micro_step is not None else ""
+    slot = origin.tensor.slot
+    where = f"{origin.module}.{slot.partition('.')[2]}" if slot.startswith("parameters.") else origin.module
+    return f"The first value that is not finite arose in {where} ({origin.phase.value}{micro_step})"
+
+
+def _harmless(count: int) -> str:
+    calls = f"{count:,} calls give values that are" if count > 1 else "One call gives a value that is"
+    return f"The model's output, parameters and gradients are finite. {calls} not, as masks may be."

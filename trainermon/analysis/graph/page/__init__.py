@@ -1,0 +1,1 @@
+"""The graph as one HTML file that needs nothing else."""

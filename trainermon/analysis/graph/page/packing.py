@@ -1,0 +1,130 @@
+"""The data of a graph's page: a JSON header, and columns over the nodes as little-endian arrays, of all its ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.analysis.graph.findings import GraphFindings, worst_within
+from trainermon.analysis.graph.flow import FlowSummary
+from trainermon.analysis.graph.tree import GraphTree
+from trainermon.dump.files.records import BACKWARD, FORWARD
+
+VERSION = 1
+_ALIGNMENT = 8
+_TYPES = {"uint8": "u8", "int32": "i32", "float32": "f32"}
+_DIRECTIONS = {"": 0, FORWARD: 1, BACKWARD: 2}
+
+
+class PackedRank(NamedTuple):
+    """The graph of one dump, as the page has it beside those of other ranks and steps.
+
+    Attributes:
+        label: Step and rank, `step3 rank1`.
+        dump: The folder.
+        tree: The tree.
+        found: What is wrong with it.
+        flow: The edges.
+        details: The tensors of nodes, by their index as text.
+    """
+
+    label: str
+    dump: str
+    tree: GraphTree
+    found: GraphFindings
+    flow: FlowSummary
+    details: Mapping[str, Any]
+
+
+def pack(ranks: Sequence[PackedRank], golden: str = "") -> bytes:
+    """Return the bytes that `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
+
+    What ranks have in common, tree and edges, is there once for all that have the same. `golden` is the folder that
+    they were held against.
+    """
+    body = bytearray()
+    skeletons: dict[bytes, int] = {}
+    known: list[dict[str, Any]] = []
+    members = []
+    for rank in ranks:
+        columns, texts = _skeleton(rank)
+        digest = hashlib.blake2b(b"".join(map(_raw, columns.values())) + json.dumps(texts).encode()).digest()
+        if digest not in skeletons:
+            skeletons[digest] = len(known)
+            known.append({**texts, "columns": _laid_out(columns, body)})
+        members.append(_member(rank, skeletons[digest], body))
+    head = {"version": VERSION, "golden": golden, "skeletons": known, "members": members}
+    text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+    return struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % _ALIGNMENT) + bytes(body)
+
+
+def as_number(value: Any) -> float | int | str | None:
+    """Return a statistic as JSON knows it: what is not finite becomes text."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return None if value is None else str(value)
+    return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+
+
+def _member(rank: PackedRank, skeleton: int, body: bytearray) -> dict[str, Any]:
+    found = rank.found
+    columns: dict[str, NDArray[Any]] = {
+        "verdicts": found.verdicts,
+        "worst": worst_within(rank.tree, found.verdicts),
+        "nonfinite": found.nonfinite.astype(np.uint8),
+        "errors": found.errors.astype(np.float32),
+    }
+    return {
+        "label": rank.label,
+        "dump": rank.dump,
+        "skeleton": skeleton,
+        "sentence": found.sentence,
+        "findings": [{"node": one.node, "message": one.message} for one in found.findings],
+        "details": rank.details,
+        "columns": _laid_out(columns, body),
+    }
+
+
+def _skeleton(rank: PackedRank) -> tuple[dict[str, NDArray[Any]], dict[str, list[str]]]:
+    """Return what says how a tree is built, as columns and as texts: names and classes once each, keys by node."""
+    tree, flow = rank.tree, rank.flow
+    known: dict[str, int] = {}
+    columns: dict[str, NDArray[Any]] = {
+        "sizes": tree.sizes,
+        "parents": tree.parents,
+        "structures": tree.structures,
+        "names": np.array([known.setdefault(node.name, len(known)) for node in tree.nodes], np.int32),
+        "classes": np.array([known.setdefault(node.class_name, len(known)) for node in tree.nodes], np.int32),
+        "kinds": _bytes(node.kind for node in tree.nodes),
+        "directions": _bytes(_DIRECTIONS[node.direction] for node in tree.nodes),
+        "sides": _bytes(node.side for node in tree.nodes),
+        "producers": np.array([edge.producer for edge in flow.edges], np.int32),
+        "consumers": np.array([edge.consumer for edge in flow.edges], np.int32),
+        "exact": _bytes(edge.is_exact for edge in flow.edges),
+    }
+    keys = ["" if node.call is None else node.call.key for node in tree.nodes]
+    return columns, {"texts": list(known), "keys": keys}
+
+
+def _bytes(values: Iterable[int]) -> NDArray[np.uint8]:
+    return np.fromiter(values, np.uint8)
+
+
+def _raw(column: NDArray[Any]) -> bytes:
+    return column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _laid_out(columns: Mapping[str, NDArray[Any]], body: bytearray) -> dict[str, Any]:
+    """Add columns to `body`; return where each stands in it."""
+    places = {}
+    for name, column in columns.items():
+        places[name] = {"type": _TYPES[column.dtype.name], "offset": len(body), "count": len(column)}
+        body += _raw(column)
+        body += bytes(-len(body) % _ALIGNMENT)
+    return places

@@ -1,0 +1,57 @@
+"""The graph of one dump as one HTML file: script, colours and data are in it, and it loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+from pathlib import Path
+
+import trainermon
+from trainermon.analysis.graph.page.joining import join_modules
+
+_WEB = Path(trainermon.__file__).parent / "dashboards" / "web"
+
+
+def render_page(title: str, packed: bytes) -> str:
+    """Return the page that shows the data `packed`, as `packing.pack` returns them.
+
+    A content policy allows this one script and no connection. Text of the dump is only ever in the data.
+    """
+    script = join_modules(_WEB / "graph" / "graph.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:"
+    style = "".join((_WEB / name).read_text(encoding="utf-8") for name in ("style.css", "graph/graph.css"))
+    data = base64.b64encode(gzip.compress(packed, mtime=0)).decode()
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{html.escape(title)}</title><style>{style}</style></head>{_BODY}"
+        f'<script type="application/octet-stream" id="data">{data}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+_BODY = """<body class="graph">
+<header class="top" id="top">
+<span class="lamp"></span><h1 id="sentence">Reading…</h1><p class="dim" id="facts"></p>
+<div class="tools"><span id="ranks"></span>
+<span id="steps"><button type="button" id="previous" aria-label="previous finding">&lsaquo;</button>
+<span id="finding"></span>
+<button type="button" id="next" aria-label="next finding">&rsaquo;</button></span>
+<input id="search" type="search" placeholder="search  /" aria-label="search">
+<button type="button" id="all">all</button><button type="button" id="show-help" aria-label="help">?</button>
+</div></header>
+<canvas id="map" role="img" aria-label="the step in execution order, with the worst verdict at each place"></canvas>
+<div class="work"><canvas id="graph" tabindex="0" aria-label="the calls as boxes; use the arrow keys"></canvas>
+<aside id="panel" aria-live="polite"></aside></div>
+<p id="status" class="visually-hidden" role="status"></p>
+<dialog id="help"><h2>Keys</h2><dl id="keys"></dl>
+<p class="dim">Click selects, double click unfolds; drag or the wheel moves, Ctrl and the wheel zooms.
+Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>, <code>class:Linear</code>,
+<code>kind:parameter</code>.</p>
+<form method="dialog"><button>close</button></form></dialog>
+"""

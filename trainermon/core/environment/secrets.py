@@ -1,0 +1,168 @@
+"""Takes secrets out of what is collected, before anything is written.
+
+A secret is told by the name that it goes by, or by its own look. It is better to lose a harmless value than to keep a
+token: what is taken out can still be compared by a keyed hash, see `Redactor`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+REDACTED = "<redacted>"
+MIN_LENGTH, MIN_BITS = 20, 4.0
+"""Letters, and bits per letter, from which a word looks like a random one."""
+_LEAST_REMEMBERED = 6  # shorter values would be struck out of innocent texts
+
+# Parts of a name, between anything that is no letter. The first ones are secrets whatever their value is.
+_ALWAYS = re.compile(
+    r"^(SECRETS?|PASS(W.*|PHRASE)?|PWD|AUTH(ORIZATION)?|CRED(S|ENTIALS?)?|COOKIES?|PRIVATE|DSN|WEBHOOKS?)$"
+)
+_UNLESS_SMALL = re.compile(r"^(.*KEY|KEYS|.*TOKEN|.*SECRET|.*PASSWORD|SESSION|SIGN|SIGNATURE|LICEN[CS]E)$")
+_NEVER = frozenset(["PWD", "OLDPWD"])  # as the whole name: working directories
+_SMALL = re.compile(r"(?i)^(true|false|none|null|[-+]?[0-9.e-]{1,6})?$")
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+_PEM = re.compile(r"-----BEGIN [^-]*-----.*?(-----END [^-]*-----|\Z)", re.DOTALL)
+_USER_OF_URL = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
+_QUERY = re.compile(r"(?i)([?&;]([\w.-]*)=)([^&;\s'\"]+)")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.+/=~-]{8,}")
+_JWT = re.compile(r"\beyJ[\w-]{5,}\.[\w-]+\.?[\w-]*")
+_KNOWN = re.compile(
+    r"\b(gh[opsur]_|github_pat_|glpat-|hf_|sk-|sk_live_|xox[abeprs]-|A[KS]IA|AIza|ya29\.|pypi-|npm_|dop_v1_|nvapi-)"
+    r"[\w.-]{8,}"
+)
+_WORD = re.compile(r"[\w+/=~.-]{20,}")
+_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_HEX = re.compile(r"(0x)?[0-9a-fA-F]+")
+
+
+class Redactor:
+    """Takes secrets out of values, and remembers those that it has seen, so that it finds them elsewhere.
+
+    Args:
+        key: Secret of both sides of a comparison. With it a secret is replaced by 32 bits of its keyed hash, so that
+            equal ones can be told; without it by `<redacted>`.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key
+        self._seen: dict[str, str] = {}
+        self._pattern: re.Pattern[str] | None = None
+
+    def learn(self, named: Mapping[str, str]) -> None:
+        """Remember the values of names that are secret."""
+        for name, value in named.items():
+            self.value(name, value)
+
+    def value(self, name: str, value: Any) -> Any:
+        """Return `value`, which goes by `name`, without secrets: texts, numbers, lists and mappings of them."""
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.value(f"{name}.{key}", item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(name, item) for item in value]
+        if value is None or isinstance(value, bool):
+            return value
+        if is_secret_name(name, str(value)):
+            return self._taken(str(value))
+        return self.text(value) if isinstance(value, str) else value
+
+    def text(self, text: str) -> str:
+        """Return a text without what looks like a secret, and without those that were seen before."""
+        text = self._without_seen(text)
+        text = _PEM.sub(self._found, text)
+        text = _USER_OF_URL.sub(self._found, text)
+        text = _QUERY.sub(self._in_query, text)
+        for pattern in (_BEARER, _JWT, _KNOWN):
+            text = pattern.sub(self._found, text)
+        return _WORD.sub(self._if_random, text)
+
+    def arguments(self, words: Iterable[str]) -> list[str]:
+        """Return a command's words without secrets: those after, or behind the `=` of, an option of such a name."""
+        found: list[str] = []
+        option = ""
+        for word in words:
+            name, is_pair, value = word.partition("=")
+            if is_pair and is_secret_name(name, value):
+                found.append(f"{name}={self._taken(value)}")
+            elif option and not word.startswith("--"):
+                found.append(str(self.value(option, word)))
+            else:
+                found.append(self.text(word))
+            option = word if word.startswith("-") and not is_pair else ""
+        return found
+
+    def _without_seen(self, text: str) -> str:
+        if not self._seen:
+            return text
+        if self._pattern is None:
+            longest_first = sorted(self._seen, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        return self._pattern.sub(lambda match: self._seen[match[0]], text)
+
+    def _taken(self, secret: str) -> str:
+        if secret.startswith(REDACTED[:-1]) or not secret:
+            return secret
+        mark = REDACTED
+        if self._key is not None:
+            digest = hmac.new(self._key, secret.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+            mark = f"{REDACTED[:-1]}:{digest[:8]}>"
+        if len(secret) >= _LEAST_REMEMBERED and secret not in self._seen:
+            self._seen[secret] = mark
+            self._pattern = None
+        return mark
+
+    def _found(self, match: re.Match[str]) -> str:
+        return self._taken(match[0])
+
+    def _in_query(self, match: re.Match[str]) -> str:
+        return match[1] + (self._taken(match[3]) if is_secret_name(match[2], match[3]) else match[3])
+
+    def _if_random(self, match: re.Match[str]) -> str:
+        word = match[0]
+        if word.startswith(("/", "./", "../", "~")) or not looks_random(word):
+            return word
+        return self._taken(word)
+
+
+def is_secret_name(name: str, value: str = "") -> bool:
+    """Return whether what goes by `name` is a secret: `HF_TOKEN`, `apiKey`, `db.password`; `value` may be too small.
+
+    >>> is_secret_name("HF_TOKEN"), is_secret_name("pad_token_id", "0"), is_secret_name("PWD")
+    (True, False, False)
+    """
+    if name in _NEVER:
+        return False
+    parts = [part.upper() for part in _PARTS.findall(name)]
+    if any(_ALWAYS.match(part) for part in parts):
+        return True
+    return any(_UNLESS_SMALL.match(part) for part in parts) and not (value and _SMALL.match(value))
+
+
+def looks_random(word: str) -> bool:
+    """Return whether a word is long and has more than four bits per letter, as keys have and names have not.
+
+    >>> looks_random("vG3xK9pQ2mZ7tR5wL8yN4b"), looks_random("layernorm_column_parallel_linear")
+    (True, False)
+    """
+    if len(word) < MIN_LENGTH or bits_per_letter(word) <= MIN_BITS or _HEX.fullmatch(word):
+        return False
+    return not _is_made_of_words(word)
+
+
+def bits_per_letter(word: str) -> float:
+    """Return the entropy of a word's letters in bits; 0 for an empty one."""
+    counts: Sequence[int] = list(Counter(word).values())
+    return -sum(count / len(word) * math.log2(count / len(word)) for count in counts)
+
+
+def _is_made_of_words(word: str) -> bool:
+    """Return whether it reads like names, versions and dates that are joined: runs of one kind of letter are long."""
+    pieces = _PIECE.findall(word)
+    longest = max((len(piece) for piece in pieces if piece.isalpha()), default=0)
+    return bool(pieces) and sum(map(len, pieces)) / len(pieces) >= 2.8 and longest <= 18

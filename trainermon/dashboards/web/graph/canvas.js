@@ -1,0 +1,84 @@
+// Draws a list of shapes onto a canvas: only what is in view, and labels only where they can be read.
+
+/** @import { Camera } from "./types.js" */
+/** @import { Shape } from "./scene.js" */
+
+const READABLE = 5.5;
+const FONT_SIZE = 12.5;
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Shape[]} shapes
+ * @param {Camera} camera
+ * @param {{width: number, height: number, font: string}} frame
+ */
+export function draw(context, shapes, camera, { width, height, font }) {
+  const { x, y, zoom } = camera;
+  const [left, top, right, bottom] = [x - width / 2 / zoom, y - height / 2 / zoom, x + width / 2 / zoom, y + height / 2 / zoom];
+  context.save();
+  context.scale(zoom, zoom);
+  context.translate(-left, -top);
+  context.textBaseline = "alphabetic";
+  const showsText = FONT_SIZE * zoom >= READABLE;
+  for (const shape of shapes) {
+    if (shape.kind === "rect") {
+      if (shape.x > right || shape.y > bottom || shape.x + shape.width < left || shape.y + shape.height < top) continue;
+      drawRect(context, shape);
+    } else if (shape.kind === "path") {
+      const [x0, y0, , , , , x1, y1] = shape.points;
+      if (Math.min(y0, y1) > bottom || Math.max(y0, y1) < top || Math.min(x0, x1) - 400 > right || Math.max(x0, x1) + 400 < left) continue;
+      drawPath(context, shape);
+    } else if (showsText && shape.y > top && shape.y - FONT_SIZE < bottom && shape.x < right) {
+      context.fillStyle = shape.fill;
+      context.font = fontOf(font, shape.isBold);
+      context.fillText(shape.text, shape.x, shape.y);
+    }
+  }
+  context.restore();
+}
+
+/**
+ * @param {string} font
+ * @param {boolean} [isBold]
+ */
+export const fontOf = (font, isBold) => `${isBold ? "600 " : ""}${FONT_SIZE}px ${font}`;
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Extract<Shape, {kind: "rect"}>} shape
+ */
+function drawRect(context, { x, y, width, height, fill, stroke, thick = 1, dashed, radius }) {
+  context.beginPath();
+  context.roundRect(x, y, width, height, radius);
+  if (fill) {
+    context.fillStyle = fill;
+    context.fill();
+  }
+  if (!stroke) return;
+  context.strokeStyle = stroke;
+  context.lineWidth = thick;
+  context.setLineDash(dashed ? [4, 3] : []);
+  context.stroke();
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Extract<Shape, {kind: "path"}>} shape
+ */
+function drawPath(context, { points, stroke, thick, dashed }) {
+  const [x0, y0, x1, y1, x2, y2, x3, y3] = points;
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.bezierCurveTo(x1, y1, x2, y2, x3, y3);
+  context.strokeStyle = stroke;
+  context.lineWidth = thick;
+  context.setLineDash(dashed ? [4, 3] : []);
+  context.stroke();
+  const side = y3 > y2 ? -1 : 1;
+  context.setLineDash([]);
+  context.beginPath();
+  context.moveTo(x3 - 3.2, y3 + 5 * side);
+  context.lineTo(x3, y3);
+  context.lineTo(x3 + 3.2, y3 + 5 * side);
+  context.stroke();
+}

@@ -1,0 +1,233 @@
+// The canvas with the boxes: what is unfolded, what is in view, and the pointer.
+
+import { fitCanvas, perFrame } from "../dom.js";
+import { draw, fontOf } from "./canvas.js";
+import { layOut } from "./layout.js";
+import { shapesOf } from "./scene.js";
+import { ancestorsOf, KIND } from "./skeleton.js";
+import { allBoxes, closedBoxes, shownIn, wiresBetween } from "./wires.js";
+
+/** @import { Box, Camera, Graph, Wire } from "./types.js" */
+
+const ZOOMS = [0.05, 4];
+const MARGIN = 40;
+
+export class GraphPane {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {Graph} graph
+   * @param {() => Record<string, string>} palette
+   * @param {(node: number) => void} onselect
+   */
+  constructor(canvas, graph, palette, onselect) {
+    this.canvas = canvas;
+    this.graph = graph;
+    this.palette = palette;
+    this.onselect = onselect;
+    this.selected = 0;
+    /** @type {Set<number>} */
+    this.open = new Set();
+    /** @type {Set<number>} */
+    this.apart = new Set();
+    /** @type {Set<number>} */
+    this.hits = new Set();
+    /** @type {Camera} */
+    this.camera = { x: 0, y: 0, zoom: 1 };
+    /** @type {Box[]} */
+    this.boxes = [];
+    /** @type {Wire[]} */
+    this.wires = [];
+    this.repaint = perFrame(() => this.paint());
+    this.arrange();
+    this.listen();
+  }
+
+  /**
+   * Shows another graph; what is unfolded stays so where both are built alike.
+   * @param {Graph} graph
+   */
+  show(graph) {
+    if (graph.skeleton !== this.graph.skeleton) {
+      this.open.clear();
+      this.apart.clear();
+    }
+    this.graph = graph;
+    this.openFirst();
+    this.arrange();
+  }
+
+  get size() {
+    return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
+  }
+
+  /** Lays everything out anew; call it whenever `open` or `apart` has changed. */
+  arrange() {
+    const context = this.canvas.getContext("2d");
+    if (!context) throw new Error("this browser draws no canvas");
+    context.font = fontOf(this.palette().font, true);
+    const widths = new Map();
+    const measure = (/** @type {string} */ text) => {
+      if (!widths.has(text)) widths.set(text, context.measureText(text).width);
+      return widths.get(text);
+    };
+    const opened = { isOpen: (/** @type {number} */ node) => this.open.has(node), isApart: (/** @type {number} */ node) => this.apart.has(node) };
+    this.root = layOut(this.graph, opened, measure);
+    this.boxes = allBoxes(this.root);
+    const closed = closedBoxes(this.root);
+    this.shown = shownIn(this.graph, closed);
+    this.closed = closed;
+    this.wires = wiresBetween(this.graph, closed, this.shown);
+    this.repaint();
+  }
+
+  paint() {
+    const { width, height } = this.size;
+    const context = fitCanvas(this.canvas, width, height);
+    const palette = this.palette();
+    const look = { selected: this.selected, palette, hits: this.hits };
+    draw(context, shapesOf(this.graph, this.boxes, this.wires, look), this.camera, { width, height, font: palette.font });
+  }
+
+  /**
+   * The box that shows a node: its own, or the closed one that it is in.
+   * @param {number} node
+   */
+  boxOf(node) {
+    const own = this.boxes.find((box) => !box.isGroup && box.nodes.includes(node));
+    if (own) return own;
+    const at = this.shown ? this.shown[node] : -1;
+    return at >= 0 && this.closed ? this.closed[at] : this.boxes[0];
+  }
+
+  /**
+   * Unfolds all that a node is in, and sets it apart from those that are like it.
+   * @param {number} node
+   */
+  reveal(node) {
+    for (const at of ancestorsOf(this.graph, node)) {
+      this.open.add(at);
+      this.apart.add(at);
+    }
+    this.apart.add(node);
+    this.arrange();
+  }
+
+  /** @param {number} node */
+  toggle(node) {
+    if (this.graph.sizes[node] === 1) return;
+    if (this.open.has(node)) this.open.delete(node);
+    else this.open.add(node);
+    this.keepInPlace(node, () => this.arrange());
+  }
+
+  /**
+   * Unfolding must not move the box under the pointer.
+   * @param {number} node
+   * @param {() => void} change
+   */
+  keepInPlace(node, change) {
+    const before = this.boxOf(node);
+    change();
+    const after = this.boxOf(node);
+    this.camera = { ...this.camera, x: this.camera.x + after.x - before.x, y: this.camera.y + after.y - before.y };
+    this.repaint();
+  }
+
+  /** @param {number} node */
+  center(node) {
+    const box = this.boxOf(node);
+    const { width, height } = this.size;
+    const zoom = Math.max(this.camera.zoom, 0.6);
+    const isLarge = box.height * zoom > height - 2 * MARGIN;
+    const y = isLarge ? box.y + (height / 2 - MARGIN) / zoom : box.y + box.height / 2;
+    const x = box.width * zoom > width - 2 * MARGIN ? box.x + (width / 2 - MARGIN) / zoom : box.x + box.width / 2;
+    this.camera = { x, y, zoom };
+    this.repaint();
+  }
+
+  /** @param {Box} box */
+  fit(box) {
+    const { width, height } = this.size;
+    const zoom = Math.min(1.2, (width - MARGIN) / box.width, (height - MARGIN) / box.height);
+    this.camera = { x: box.x + box.width / 2, y: box.y + box.height / 2, zoom: Math.max(ZOOMS[0], zoom) };
+    this.repaint();
+  }
+
+  /**
+   * @param {number} factor
+   * @param {{x: number, y: number}} [at] - a point of the canvas that stays where it is
+   */
+  zoom(factor, at = { x: this.size.width / 2, y: this.size.height / 2 }) {
+    const before = this.toPlane(at);
+    const zoom = Math.min(ZOOMS[1], Math.max(ZOOMS[0], this.camera.zoom * factor));
+    this.camera = { ...this.camera, zoom };
+    const after = this.toPlane(at);
+    this.camera = { zoom, x: this.camera.x + before.x - after.x, y: this.camera.y + before.y - after.y };
+    this.repaint();
+  }
+
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
+  pan(x, y) {
+    this.camera = { ...this.camera, x: this.camera.x + x / this.camera.zoom, y: this.camera.y + y / this.camera.zoom };
+    this.repaint();
+  }
+
+  /** @param {{x: number, y: number}} point */
+  toPlane({ x, y }) {
+    const { width, height } = this.size;
+    return { x: this.camera.x + (x - width / 2) / this.camera.zoom, y: this.camera.y + (y - height / 2) / this.camera.zoom };
+  }
+
+  /**
+   * The innermost box at a point of the canvas.
+   * @param {{x: number, y: number}} point
+   */
+  boxAt(point) {
+    const { x, y } = this.toPlane(point);
+    const inside = this.boxes.filter((box) => !box.isGroup && x >= box.x && y >= box.y && x <= box.x + box.width && y <= box.y + box.height);
+    return inside[inside.length - 1];
+  }
+
+  listen() {
+    /** @type {{x: number, y: number, moved: boolean} | null} */
+    let held = null;
+    const at = (/** @type {MouseEvent} */ event) => ({ x: event.offsetX, y: event.offsetY });
+    this.canvas.addEventListener("pointerdown", (event) => {
+      held = { ...at(event), moved: false };
+      this.canvas.setPointerCapture(event.pointerId);
+    });
+    this.canvas.addEventListener("pointermove", (event) => {
+      if (!held) return void (this.canvas.style.cursor = this.boxAt(at(event)) ? "pointer" : "grab");
+      const [dx, dy] = [held.x - event.offsetX, held.y - event.offsetY];
+      if (!held.moved && Math.hypot(dx, dy) < 4) return;
+      held = { ...at(event), moved: true };
+      this.pan(dx, dy);
+    });
+    this.canvas.addEventListener("pointerup", (event) => {
+      const box = held?.moved ? undefined : this.boxAt(at(event));
+      held = null;
+      if (box) this.onselect(box.node);
+    });
+    this.canvas.addEventListener("dblclick", (event) => {
+      const box = this.boxAt(at(event));
+      if (box) this.toggle(box.node);
+    });
+    this.canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(-event.deltaY / 300), at(event));
+      else this.pan(event.deltaX, event.deltaY);
+    }, { passive: false });
+    new ResizeObserver(() => this.repaint()).observe(this.canvas);
+  }
+
+  /** The section, module or function shown first where nothing is wrong: the micro steps and what is directly in them. */
+  openFirst() {
+    this.open.add(0);
+    for (let node = 0; node < this.graph.count; node++) {
+      if (this.graph.kinds[node] === KIND.microStep || this.graph.kinds[node] === KIND.section) this.open.add(node);
+    }
+  }
+}

@@ -1,0 +1,113 @@
+// What is known of the selected node: its tensors on both sides, why it is judged so, and the lines that called it.
+
+import { el } from "../dom.js";
+import { ancestorsOf, classOf, KIND, nameOf, pathOf } from "./skeleton.js";
+import { MARKS } from "./scene.js";
+
+/** @import { DetailRow, Graph } from "./types.js" */
+
+const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not finite, because of what came before", "is wrong", "is where it began"];
+const HEAD = ["max", "min", "mean", "norm"];
+
+/**
+ * @param {HTMLElement} panel
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {(node: number) => void} select
+ */
+export function showPanel(panel, graph, node, select) {
+  const crumbs = ancestorsOf(graph, node).map((at) => el("button", { type: "button", cls: "crumb", onclick: () => select(at) }, nameOf(graph, at)));
+  const key = graph.keys[node] ?? "";
+  const said = graph.findings.find((finding) => finding.node === node);
+  const detail = graph.details[String(detailNode(graph, node))];
+  const rows = detail ? ownRows(graph, node, detail.rows) : [];
+  const parts = [
+    el("nav", { cls: "crumbs", "aria-label": "where it is" }, crumbs),
+    el("h2", {}, `${nameOf(graph, node)} `, el("span", { cls: "dim" }, classOf(graph, node))),
+    el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
+    said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
+    el("dl", {}, ...facts(graph, node, key)),
+    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim" }, emptyText(graph, node, Boolean(detail))),
+    detail?.stack.length ? el("section", {}, el("h3", {}, "Called in"), el("ol", { cls: "stack" }, detail.stack.map((frame) => el("li", {}, frame)))) : null,
+  ];
+  panel.replaceChildren(...parts.filter((part) => part !== null));
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ */
+const detailNode = (graph, node) => (graph.kinds[node] === KIND.parameter ? graph.parents[node] : node);
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {DetailRow[]} rows
+ */
+const ownRows = (graph, node, rows) =>
+  graph.kinds[node] === KIND.parameter ? rows.filter((row) => row.place === `parameters.${nameOf(graph, node)}`) : rows;
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ */
+function verdictText(graph, node) {
+  const [own, worst] = [graph.verdicts[node], graph.worst[node]];
+  if (graph.sides[node]) return graph.sides[node] === 1 ? "is in the target alone" : "is in the golden dump alone";
+  if (worst > own && worst === 5) return "something began within";
+  return worst > own ? `${WORDS[worst]} (within)` : WORDS[own];
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {string} key
+ */
+function facts(graph, node, key) {
+  const error = graph.errors[node];
+  /** @type {[string, string][]} */
+  const found = [["path", pathOf(graph, node)]];
+  if (key) found.push(["call", key]);
+  if (graph.sizes[node] > 1) found.push(["within", `${(graph.sizes[node] - 1).toLocaleString("en")} nodes`]);
+  if (!Number.isNaN(error)) found.push(["differs by", error === Infinity ? "bits" : error.toPrecision(3)]);
+  return found.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {boolean} hasDetail
+ */
+function emptyText(graph, node, hasDetail) {
+  if (graph.kinds[node] < KIND.module) return "A group: select what is within it.";
+  return hasDetail ? "No tensor was recorded." : "Its tensors are not in this file: write it again with --details all.";
+}
+
+/**
+ * @param {DetailRow[]} rows
+ * @param {boolean} isTwofold
+ */
+function tensorTable(rows, isTwofold) {
+  const head = ["tensor", "type", ...HEAD, ...(isTwofold ? ["differs"] : [])];
+  const body = rows.flatMap((row) => tensorLines(row, isTwofold));
+  return el("div", { cls: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head.map((text) => el("th", {}, text)))), el("tbody", {}, body)));
+}
+
+/**
+ * @param {DetailRow} row
+ * @param {boolean} isTwofold
+ */
+function tensorLines(row, isTwofold) {
+  const numbers = (/** @type {DetailRow["ours"]} */ side) => HEAD.map((_, at) => el("td", { cls: "number" }, side ? shortNumber(side[at]) : "–"));
+  const differs = isTwofold ? [el("td", { cls: `number r-${row.result}`, title: row.message }, row.error === null ? "–" : shortNumber(row.error))] : [];
+  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), el("td", {}, row.kind), ...numbers(row.ours), ...differs)];
+  if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, ""), el("td", {}, "golden"), ...numbers(row.golden), el("td", {}, "")));
+  if (row.message) lines.push(el("tr", { cls: "message" }, el("td", { colspan: 7 }, row.message)));
+  return lines;
+}
+
+/** @param {number | string | null} value */
+function shortNumber(value) {
+  if (value === null) return "–";
+  return typeof value === "string" ? value : Number(value.toPrecision(4)).toString();
+}

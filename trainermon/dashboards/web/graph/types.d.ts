@@ -1,0 +1,112 @@
+// What the modules of the graph's page hand one another. Read by tsc alone.
+
+export interface Column {
+  type: "u8" | "i32" | "f32";
+  offset: number;
+  count: number;
+}
+
+export interface GraphFinding {
+  node: number;
+  message: string;
+}
+
+/** One argument, parameter or result of a call on both sides; numbers that are not finite are text. */
+export interface DetailRow {
+  place: string;
+  kind: string;
+  ours: (number | string | null)[] | null;
+  golden: (number | string | null)[] | null;
+  error: number | string | null;
+  result: string;
+  message: string;
+}
+
+export interface NodeDetail {
+  rows: DetailRow[];
+  stack: string[];
+}
+
+/** What ranks that are built alike have in common. */
+export interface SharedTree {
+  texts: string[];
+  keys: string[];
+  columns: Record<string, Column> & { sizes: Column };
+}
+
+export interface RankHeader {
+  label: string;
+  dump: string;
+  skeleton: number;
+  sentence: string;
+  findings: GraphFinding[];
+  details: Record<string, NodeDetail>;
+  columns: Record<string, Column>;
+}
+
+export interface GraphHeader {
+  version: number;
+  golden: string;
+  skeletons: SharedTree[];
+  members: RankHeader[];
+}
+
+/** The graph of one rank and step. */
+export interface Graph extends Omit<RankHeader, "columns"> {
+  texts: string[];
+  keys: string[];
+  golden: string;
+  count: number;
+  sizes: Int32Array;
+  parents: Int32Array;
+  structures: Int32Array;
+  names: Int32Array;
+  classes: Int32Array;
+  kinds: Uint8Array;
+  directions: Uint8Array;
+  sides: Uint8Array;
+  verdicts: Uint8Array;
+  worst: Uint8Array;
+  nonfinite: Uint8Array;
+  errors: Float32Array;
+  producers: Int32Array;
+  consumers: Int32Array;
+  exact: Uint8Array;
+}
+
+/** Neighbours that are shown as one: the nodes of each repetition. */
+export interface Fold {
+  members: number[][];
+}
+
+export interface Opened {
+  isOpen: (node: number) => boolean;
+  isApart: (node: number) => boolean;
+}
+
+export interface Box {
+  node: number;
+  nodes: number[];
+  label: string;
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+  children: Box[];
+  isOpen: boolean;
+  isGroup: boolean;
+}
+
+export interface Wire {
+  from: Box;
+  to: Box;
+  count: number;
+  isExact: boolean;
+}
+
+/** What is seen of the plane: the point in the middle and how many pixels a unit has. */
+export interface Camera {
+  x: number;
+  y: number;
+  zoom: number;
+}

@@ -1,0 +1,65 @@
+// Which boxes are joined: the edges of the graph, lifted to the innermost boxes that are shown.
+
+import { KIND } from "./skeleton.js";
+
+/** @import { Box, Graph, Wire } from "./types.js" */
+
+/**
+ * All boxes that are shown closed, in the order of their nodes.
+ * @param {Box} box
+ * @returns {Box[]}
+ */
+export function closedBoxes(box) {
+  return box.isOpen ? box.children.flatMap(closedBoxes) : [box];
+}
+
+/**
+ * All boxes, each before what is within it.
+ * @param {Box} box
+ * @returns {Box[]}
+ */
+export function allBoxes(box) {
+  return [box, ...box.children.flatMap(allBoxes)];
+}
+
+/**
+ * For each node the index in `boxes` of the one that it is in, or stands for; -1 for what is open itself.
+ * @param {Graph} graph
+ * @param {Box[]} boxes
+ */
+export function shownIn(graph, boxes) {
+  const shown = new Int32Array(graph.count).fill(-1);
+  boxes.forEach((box, at) => {
+    for (const node of box.nodes) shown.fill(at, node, node + graph.sizes[node]);
+  });
+  return shown;
+}
+
+/**
+ * One wire for all values that go from one box to another. Of boxes that stand for several, only neighbours' values count.
+ * @param {Graph} graph
+ * @param {Box[]} boxes
+ * @param {Int32Array} shown
+ * @returns {Wire[]}
+ */
+export function wiresBetween(graph, boxes, shown) {
+  /** @type {Map<number, Wire>} */
+  const found = new Map();
+  for (let edge = 0; edge < graph.consumers.length; edge++) {
+    const [from, to] = [shown[graph.producers[edge]], shown[graph.consumers[edge]]];
+    if (from < 0 || to < 0 || from === to) continue;
+    const key = from * boxes.length + to;
+    const wire = found.get(key);
+    if (wire) [wire.count, wire.isExact] = [wire.count + 1, wire.isExact && graph.exact[edge] === 1];
+    else found.set(key, { from: boxes[from], to: boxes[to], count: 1, isExact: graph.exact[edge] === 1 });
+  }
+  return [...found.values()].filter(({ from, to }) => !isFar(graph, from, to));
+}
+
+/**
+ * A weight that a later micro step uses again says nothing there; it would only cross the picture.
+ * @param {Graph} graph
+ * @param {Box} from
+ * @param {Box} to
+ */
+const isFar = (graph, from, to) => graph.kinds[from.node] === KIND.parameter && graph.parents[from.node] !== graph.parents[to.node];

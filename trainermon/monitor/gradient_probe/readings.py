@@ -1,0 +1,134 @@
+"""What one step's reduced gradients say: signs, distribution, extremes, norm, of what this rank's optimizer holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trainermon.core.gradient_signs import GradientPart, SignBitmaps
+from trainermon.core.values import STATISTICS, Coordinates
+from trainermon.hooks.names import chosen
+from trainermon.monitor.frameworks.boxes import HeldBoxes, boxes_of
+from trainermon.monitor.taps.training import HeldParameter, Training
+from trainermon.statistics.crc32 import crc32
+from trainermon.statistics.kernel import moments
+from trainermon.statistics.layout import plain
+from trainermon.statistics.signs import TensorSigns, signs_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class GradientReading:
+    """One parameter's gradient as this rank's optimizer is about to use it.
+
+    Attributes:
+        part: What is held of which parameter, and the counts.
+        signs: The two bitmaps; None where they were not asked for.
+        max: Largest element that is a number; NaN if there is none.
+        min: Smallest.
+        norm: L2 norm, of the elements that are finite.
+        checksum: CRC-32 of the elements as float32; None where it was not asked for.
+    """
+
+    part: GradientPart
+    signs: SignBitmaps | None
+    max: float
+    min: float
+    norm: float
+    checksum: int | None
+
+
+class GradientReader:
+    """Reads the gradients of chosen parameters at the entry of an optimizer step.
+
+    Args:
+        training: What is watched.
+        coordinates: Where this rank stands.
+        params: Names, name prefixes or `*` patterns; none: all parameters.
+        bounds: What elements are counted by.
+        signs: Whether signs are read.
+        checksum: Whether the CRC-32 is computed.
+    """
+
+    def __init__(  # noqa: PLR0913  # what is read of what
+        self,
+        training: Training,
+        coordinates: Coordinates,
+        *,
+        params: Sequence[str] = (),
+        bounds: Sequence[float] = (),
+        signs: bool = True,
+        checksum: bool = False,
+    ) -> None:
+        self._training = training
+        self._indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, params, p.stage)]
+        self._bounds = tuple(bounds)
+        self._takes_signs, self._takes_checksum = signs, checksum
+        self._boxes = {i: boxes_of(training.parameters[i], training.roots, coordinates) for i in self._indices}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the chosen parameters."""
+        return [self._training.parameters[i].name for i in self._indices]
+
+    @torch.no_grad()
+    def read(self) -> list[GradientReading]:
+        """Return a reading of every chosen parameter that has a gradient here.
+
+        One pass over the gradients, two for checksums; nothing is changed, no collective. On an accelerator it waits
+        for the device.
+        """
+        gradients = self._training.reduced_gradients()
+        present = [i for i in self._indices if gradients[i] is not None and plain(gradients[i]).numel()]  # type: ignore[arg-type]
+        tensors = [plain(gradients[i]) for i in present]  # type: ignore[arg-type]
+        if not tensors:
+            return []
+        if self._takes_signs:
+            signs: Sequence[TensorSigns | None] = signs_of(tensors, self._bounds)
+            rows = [each.moments.tolist() for each in signs if each is not None]
+        else:
+            signs, rows = [None] * len(tensors), _rows_of(tensors)
+        return [self._reading(*one) for one in zip(present, tensors, rows, signs, strict=True)]
+
+    def _reading(self, index: int, tensor: Tensor, row: Sequence[float], signs: TensorSigns | None) -> GradientReading:
+        named = dict(zip(STATISTICS, row, strict=True))
+        has_numbers = named["min"] <= named["max"]
+        return GradientReading(
+            _part(self._training.parameters[index], self._boxes[index], named, signs),
+            None if signs is None else SignBitmaps(signs.positive, signs.negative),
+            max=named["max"] if has_numbers else math.nan,
+            min=named["min"] if has_numbers else math.nan,
+            norm=math.sqrt(named["sum_sq"]),
+            checksum=_crc32(tensor) if self._takes_checksum else None,
+        )
+
+
+def _rows_of(tensors: Sequence[Tensor]) -> list[list[float]]:
+    rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=tensors[0].device)
+    moments(tensors, rows)
+    found: list[list[float]] = rows.tolist()
+    return found
+
+
+def _part(
+    parameter: HeldParameter, held: HeldBoxes, moments: Mapping[str, float], signs: TensorSigns | None
+) -> GradientPart:
+    return GradientPart(
+        name=parameter.name,
+        shape=parameter.owned.shape,
+        boxes=held.boxes,
+        dim=held.dim,
+        offset=held.offset,
+        length=int(moments["count"]),
+        is_counted=parameter.owned.in_global_norm,
+        num_zeros=int(moments["zeros"]),
+        num_nans=int(moments["nans"]),
+        at_most=() if signs is None else tuple(signs.at_most.tolist()),
+    )
+
+
+def _crc32(tensor: Tensor) -> int:
+    return crc32(tensor.float().contiguous().cpu())

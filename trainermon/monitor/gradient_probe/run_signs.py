@@ -1,0 +1,83 @@
+"""The signs of a run's gradients, as files of the run directory, for `TrainerMon` (`gradient_signs`)."""
+
+from __future__ import annotations
+
+import logging
+
+from trainermon.core.config.schema import GradientSignsConfig
+from trainermon.core.gradient_signs import FOLDER, SignBitmaps, SignsHeader, signs_name, write_signs
+from trainermon.core.outbox import Outbox
+from trainermon.core.values import Coordinates, GradientLevel
+from trainermon.monitor.gradient_probe.readings import GradientReader, GradientReading
+from trainermon.monitor.taps.training import Training
+
+logger = logging.getLogger("trainermon")
+
+
+class RunSigns:
+    """Sends a file of signs to the run directory at the entry of each optimizer step that is due.
+
+    Args:
+        training: What is watched.
+        coordinates: Where this rank stands.
+        outbox: What takes the files to the run directory.
+        attempt: The run's attempt; the last one of a step counts.
+        config: What is written; without a level nothing is.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        coordinates: Coordinates,
+        outbox: Outbox,
+        attempt: int,
+        config: GradientSignsConfig,
+    ) -> None:
+        self._outbox, self._attempt = outbox, attempt
+        self._coordinates, self._config = coordinates, config
+        self._num_written = self._num_skipped = 0
+        self._bounds = config.bounds if config.level is GradientLevel.L2 else ()
+        self._reader = None
+        if config.level is not None:
+            self._reader = GradientReader(training, coordinates, params=config.params, bounds=self._bounds)
+
+    def at_entry(self, step: int) -> None:
+        """Write the signs of `step` on the node, if they are due; on an accelerator this waits for the device.
+
+        Where a quarter of the node's room is not enough the step is left out, with one warning.
+        """
+        config = self._config
+        if self._reader is None or step % config.step_interval or self._num_written >= config.max_steps:
+            return
+        readings = self._reader.read()
+        bitmaps = [reading.signs for reading in readings if reading.signs is not None]
+        wanted = 16 * sum(reading.part.num_words for reading in readings)
+        if not bitmaps or self._outbox.room(wanted) < wanted:
+            self._skip(step, wanted)
+            return
+        self._send(step, readings, bitmaps)
+        self._num_written += 1
+
+    def _send(self, step: int, readings: list[GradientReading], bitmaps: list[SignBitmaps]) -> None:
+        place = self._coordinates
+        name = signs_name(step, place.rank)
+        parcel = self._outbox.parcel(f"{FOLDER}/attempt{self._attempt}/{name.removesuffix('.bits')}")
+        header = SignsHeader(
+            step=step,
+            rank=place.rank,
+            world_size=place.world_size,
+            bounds=self._bounds,
+            parts=tuple(reading.part for reading in readings),
+        )
+        write_signs(parcel.content / name, header, bitmaps)
+        parcel.send()
+
+    def _skip(self, step: int, wanted: int) -> None:
+        if wanted and not self._num_skipped:
+            logger.warning(
+                "gradient_signs: step %d is left out: its %d MiB do not fit a quarter of the room on the node; choose "
+                "fewer parameters (gradient_signs.params) or a larger step_interval",
+                step,
+                wanted >> 20,
+            )
+        self._num_skipped += bool(wanted)

@@ -1,0 +1,1 @@
+"""Inputs of recorded calls where a dump has only statistics of them."""
