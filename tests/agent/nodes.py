@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+import duckdb
 
 from trainermon.agent.lifecycle.lock import read_status
 from trainermon.core.launcher import start_agent
@@ -167,10 +170,16 @@ class Run:
 
     def stored(self):
         """Return every stored row of the first gradient as (attempt, rank, step, sum_sq), sorted."""
-        with contextlib.closing(open_run(self.output)) as connection:
-            return connection.execute(
-                "SELECT attempt, rank, step, sum_sq FROM all_stats WHERE name = 'h.0.weight' ORDER BY ALL"
-            ).fetchall()
+        for again in itertools.count(1):
+            with contextlib.closing(open_run(self.output)) as connection:
+                try:
+                    return connection.execute(
+                        "SELECT attempt, rank, step, sum_sq FROM all_stats WHERE name = 'h.0.weight' ORDER BY ALL"
+                    ).fetchall()
+                except duckdb.IOException:  # a segment was merged into another one meanwhile
+                    if again == 5:
+                        raise
+        raise AssertionError("the fifth reading returns or raises")
 
     def alerts(self):
         path = self.node_dir / "alerts.jsonl"

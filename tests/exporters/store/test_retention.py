@@ -12,6 +12,7 @@ from trainermon.core.errors import StoreError
 from trainermon.core.journal import Cursor, Header
 from trainermon.core.values import NO_ELEMENTS, STATISTICS, Coordinates, Kind, Moments, SeriesKey, StatBlock
 from trainermon.exporters.store import retention as subject
+from trainermon.exporters.store import tables
 from trainermon.exporters.store.retention import RetentionPolicy, compact
 from trainermon.exporters.store.segments import LOCK_FILE, JournalPosition, cover, read_metadata
 from trainermon.exporters.store.store import SegmentWriter, open_run, read_cursors
@@ -246,6 +247,24 @@ def test_the_next_writer_leaves_alone_what_a_merge_is_about_to_rename(segments):
         assert unfinished.exists()
     subprocess.run([sys.executable, "-c", code, segments], check=True)
     assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("read", ["cover", "_readable"])
+def test_segments_that_are_merged_while_a_run_is_being_opened_lose_no_row(segments, tmp_path, monkeypatch, read):
+    for step in range(25):
+        store(segments, [step])
+    before = stored(tmp_path)
+    real = vars(tables)[read]
+
+    def and_then_merge(*arguments):
+        found = real(*arguments)
+        compact(segments, FOREVER, now_s=100.0)
+        return found
+
+    monkeypatch.setattr(tables, read, and_then_merge)
+
+    with open_run(tmp_path) as connection:
+        assert connection.execute("SELECT count(*) FROM stats").fetchall() == [(len(before),)]
 
 
 @pytest.mark.parametrize("event", ["before", "after"])

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _DERIVED = ", ".join(f"{formula} AS {name}" for name, formula in SQL.items())
 
+# A merge takes seconds and a listing milliseconds: that a second one is outdated, too, is already rare.
+_LISTINGS = 5
+
 _ALERT_COLUMNS: Mapping[str, str] = {
     "id": "VARCHAR",
     "rule": "VARCHAR",
@@ -63,12 +66,9 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     """
     if not run_dir.is_dir():
         raise StoreError(f"{run_dir}: no such run directory")
-    nodes = sorted(run_dir.glob("nodes/*/segments"))
     connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
     connection.execute(f"SET threads = {threads:d}")
-    segments = _readable(connection, nodes)
-    last = _last_attempt(_first_steps(segments))
-    connection.execute(f"CREATE VIEW all_stats AS SELECT *, {_DERIVED} FROM {scan(segments)}")
+    last = _view(connection, run_dir, "all_stats")
     connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {last}")
     connection.execute(f"CREATE VIEW steps AS {STEPS}")
     connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
@@ -84,20 +84,41 @@ def add_run(connection: duckdb.DuckDBPyConnection, run_dir: Path, view: str) -> 
     """
     if not run_dir.is_dir():
         raise StoreError(f"{run_dir}: no such run directory")
-    segments = _readable(connection, sorted(run_dir.glob("nodes/*/segments")))
-    last = _last_attempt(_first_steps(segments))
-    connection.execute(f"CREATE VIEW {view} AS SELECT *, {_DERIVED} FROM {scan(segments)} WHERE {last}")
+    last = _view(connection, run_dir, f"all_{view}")
+    connection.execute(f"CREATE VIEW {view} AS SELECT * FROM all_{view} WHERE {last}")
 
 
-def _readable(connection: duckdb.DuckDBPyConnection, nodes: Sequence[Path]) -> list[Path]:
-    """Return the live segments of the nodes whose ends can be read; reads all of those at once.
+def _view(connection: duckdb.DuckDBPyConnection, run_dir: Path, name: str) -> str:
+    """Create a view of all rows of the run; returns the SQL condition on those that no later attempt has repeated.
+
+    That an agent merges a segment into another one between being listed and being read is no fault: they are listed
+    again.
+
+    Raises:
+        StoreError: One cannot be opened, or is of another format.
+    """
+    import duckdb
+
+    for remaining in reversed(range(_LISTINGS)):
+        listed = [segment.path for node in sorted(run_dir.glob("nodes/*/segments")) for segment in cover(node)]
+        try:
+            segments = _readable(connection, listed)
+            connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT *, {_DERIVED} FROM {scan(segments)}")
+            return _last_attempt(_first_steps(segments))
+        except (StoreError, duckdb.IOException):
+            if remaining == 0 or all(path.exists() for path in listed):
+                raise
+    raise AssertionError("the last listing returns or raises")
+
+
+def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> list[Path]:
+    """Return the segments whose ends can be read; reads all of those at once.
 
     Raises:
         StoreError: One cannot be opened.
     """
     import duckdb
 
-    paths = [segment.path for node in nodes for segment in cover(node)]
     if not paths:
         return []
     try:
