@@ -40,7 +40,7 @@ def test_files_are_msprobes_and_private(tmp_path):
     assert info.complete
     assert info.micro_steps == 2
     assert sorted(path.name for path in folder.iterdir()) == [
-        "construct.json", "dump.json", "dump_info.json", "dump_tensor_data", "stack.json",
+        "construct.json", "dump.json", "dump_info.json", "dump_tensor_data", "sources.json", "stack.json",
     ]  # fmt: skip
     dumped = json.loads((folder / "dump.json").read_text())
     assert {name: dumped[name] for name in ("task", "level", "framework")} == {

@@ -336,6 +336,14 @@ class GradientLevel(TextEnum):
     L2 = "L2"
 
 
+class SourceMode(TextEnum):
+    """What a dump keeps of the source code that ran."""
+
+    FUNCTIONS = "functions"
+    FILES = "files"
+    OFF = "off"
+
+
 class DumpTask(TextEnum):
     """How much a dump writes of each tensor: `statistics`, or `tensor` (all elements too). What writes more is last."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,10 @@ class CallTree:
     def stacks_text(self) -> str:
         """Return the text of stack.json: a JSON object from each stack's number to `[keys of the calls, frames]`."""
         return object_text({str(number): (keys, frames) for frames, (number, keys) in self._stacks.items()})
+
+    def frames(self) -> set[str]:
+        """Return the frames of all stacks, each once."""
+        return set(itertools.chain.from_iterable(self._stacks))
 
     def _stack_number(self, key: str, frames: tuple[str, ...]) -> int:
         known = self._stacks.get(frames)

@@ -216,6 +216,7 @@ class ModuleCapture:
             for stage, root in enumerate([roots] if isinstance(roots, nn.Module) else roots)
             for watched in _watched_below(root, scope, names or {}, stage)
         ]
+        writer.take_classes({type(watched.module) for watched in self._watched})
         self._micro_steps = MicroStepCounts({watched.stem: watched.stage for watched in self._watched})
 
     def name_roots(self, names: Mapping[nn.Module, str]) -> None:

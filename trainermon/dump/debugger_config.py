@@ -11,7 +11,7 @@ from typing import Any
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build, require
-from trainermon.core.values import DumpTask, GradientLevel
+from trainermon.core.values import DumpTask, GradientLevel, SourceMode
 from trainermon.dump.online.options import JUDGING, FreeBenchmarkConfig, Perturbation
 from trainermon.dump.seeds import MAX_SEED
 
@@ -108,7 +108,8 @@ class DebuggerConfig:
             `trainermon check follow`, which deletes what it has judged.
         dump_enable: True or False: the file is read again at each `start` when it has changed, and False there stops
             the dump. None: it is read once.
-        extra_info: Whether stack.json and construct.json are written.
+        extra_info: Whether stack.json, construct.json and sources.json are written.
+        source: What sources.json keeps of the code that ran: `functions` that stacks name, their `files`, or `off`.
         async_dump: Whether tensors are copied on their device at once and written to disk at `stop`.
         risk_level: Which functions L1 records: `ALL`, `FOCUS` (all but those that only move or convert), `CORE` (those
             that multiply, normalise or communicate). Only without `scope` and `list`.
@@ -141,6 +142,7 @@ class DebuggerConfig:
     max_pending: int = 0
     dump_enable: bool | None = None
     extra_info: bool = True
+    source: SourceMode = SourceMode.FUNCTIONS
     async_dump: bool = False
     risk_level: str = "FOCUS"
     custom_op_namespaces: tuple[str, ...] = ()

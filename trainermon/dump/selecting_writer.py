@@ -33,6 +33,7 @@ class SelectingWriter(DumpWriter):
         self.level = config.level
         self.main_file = DEBUG_FILE if config.level == "debug" else DUMP_FILE
         self.with_structure = config.extra_info and config.level != "debug"
+        self.source = config.source
         self.max_wait_s = config.flush_s
         self._config = config
         self._selection = NameSelection(config)

@@ -17,7 +17,9 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _OF_USER, _OF_OURS, _OF_TORCH = range(3)
 MAX_FRAMES = 64
 MAX_TEXTS = 8192
-_TEXTS: dict[tuple[CodeType, int], str] = {}
+# By the id of a code object, which stands beside the text so that it stays the only one with that id: two of them that
+# differ in their file alone are equal.
+_TEXTS: dict[tuple[int, int], tuple[str, CodeType]] = {}
 
 
 def call_stack() -> tuple[str, ...]:
@@ -30,10 +32,10 @@ def call_stack() -> tuple[str, ...]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(frames) < MAX_FRAMES:
         code = frame.f_code
-        origin = _origin(code)
+        origin = _origin(code.co_filename)
         if origin == _OF_USER:
-            place = code, frame.f_lasti
-            frames.append(_TEXTS.get(place) or _remembered(place, frame.f_lineno))
+            known = _TEXTS.get((id(code), frame.f_lasti))
+            frames.append(known[0] if known else _remembered(frame))
         elif origin == _OF_OURS and frames:
             break
         frame = frame.f_back
@@ -48,10 +50,10 @@ def innermost_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     is_outside = False
     while frame is not None:
-        origin = _origin(frame.f_code)
+        origin = _origin(frame.f_code.co_filename)
         if origin == _OF_USER:
-            place = frame.f_code, frame.f_lasti
-            return (_TEXTS.get(place) or _remembered(place, frame.f_lineno)).replace(", \n ", ": ")
+            known = _TEXTS.get((id(frame.f_code), frame.f_lasti))
+            return (known[0] if known else _remembered(frame)).replace(", \n ", ": ")
         if origin == _OF_OURS and is_outside:
             break
         is_outside = is_outside or origin == _OF_TORCH
@@ -60,18 +62,18 @@ def innermost_line() -> str:
 
 
 @functools.lru_cache(maxsize=8192)
-def _origin(code: CodeType) -> int:
-    if code.co_filename.startswith(_OWN):
+def _origin(file: str) -> int:
+    if file.startswith(_OWN):
         return _OF_OURS
-    return _OF_TORCH if code.co_filename.startswith(_TORCH) else _OF_USER
+    return _OF_TORCH if file.startswith(_TORCH) else _OF_USER
 
 
-def _remembered(place: tuple[CodeType, int], line: int) -> str:
-    """Return the text of an instruction; to find its line is dear, so that is done once for each."""
+def _remembered(frame: FrameType) -> str:
+    """Return the text of the instruction that runs; to find its line is dear, so that is done once for each."""
     if len(_TEXTS) >= MAX_TEXTS:
         _TEXTS.clear()
-    code = place[0]
-    source = linecache.getline(code.co_filename, line).strip()
-    text = f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}"
-    _TEXTS[place] = text
+    code = frame.f_code
+    source = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    text = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}, \n {source}"
+    _TEXTS[id(code), frame.f_lasti] = text, code
     return text

@@ -1,7 +1,7 @@
 """Writes a dump such that a killed process loses nothing that was captured.
 
-While capturing, entries are appended to a partial file (`lines.py`). At the end dump_info.json, stack.json and
-construct.json are put in place by rename, and dump.json last: its rename is the commit.
+While capturing, entries are appended to a partial file (`lines.py`). At the end dump_info.json, stack.json,
+sources.json and construct.json are put in place by rename, and dump.json last: its rename is the commit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private, replace_file
-from trainermon.core.values import DumpTask
+from trainermon.core.values import DumpTask, SourceMode
 from trainermon.dump.call_tree import CallTree, object_text
 from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.lines import LineFile, Places
@@ -29,10 +29,12 @@ from trainermon.dump.files.records import (
     INFO_FILE,
     LINES_BYTES,
     PARTIAL_FILE,
+    SOURCES_FILE,
     STACK_FILE,
     TENSOR_FOLDER,
     DumpInfo,
 )
+from trainermon.dump.files.sources import sources_text
 from trainermon.dump.forms import json_text, quoted
 from trainermon.dump.statistics import TensorReadings
 from trainermon.dump.tensor_folder import TensorFolder
@@ -41,7 +43,7 @@ TASKS = (*DumpTask, "structure")
 
 
 class DumpWriter:
-    """Writes one dump (dump.json, stack.json, construct.json, info, tensor files) of one rank and one step.
+    """Writes one dump of one rank and step (dump.json, stack.json, construct.json, sources.json, info, tensor files).
 
     Files are 0600, folders 0700. The dump survives the death of the process, not that of the machine: nothing is
     synchronised to the disk, so that no step waits for one.
@@ -60,6 +62,7 @@ class DumpWriter:
     level = "L0"
     main_file = DUMP_FILE
     with_structure = True
+    source = SourceMode.FUNCTIONS
     # How long lines may wait to be written, if not as long as usual: what a killed process may lose.
     max_wait_s: float | None = None
 
@@ -83,6 +86,7 @@ class DumpWriter:
         self._data: Places = {}
         self._root: Places = {}
         self._published = -1
+        self._classes: frozenset[type] = frozenset()
         self._pid = os.getpid()
         try:
             self._tensors.prepare(is_used=self.saves_any)
@@ -190,6 +194,10 @@ class DumpWriter:
         if not self._readings.wait_for_device:
             self.flush()
 
+    def take_classes(self, classes: Iterable[type]) -> None:
+        """Add the classes of modules whose source code is to be kept."""
+        self._classes = self._classes.union(classes)
+
     def take_notes(self, notes: Sequence[str]) -> None:
         """Replace the notes (sentences on what the reader of the dump should know) in the dump's info."""
         self.info = dataclasses.replace(self.info, notes=tuple(notes))
@@ -230,12 +238,22 @@ class DumpWriter:
             if self.with_structure:
                 _write(self.directory / STACK_FILE, self._tree.stacks_text())
                 _write(self.directory / CONSTRUCT_FILE, self._tree.parents_text())
+                self._write_sources()
             _write(self.directory / INFO_FILE, "".join(self._info_text()))
             replace_file(self.directory / self.main_file, "".join(self._dump_text()).encode())
             self._published = self.bytes_written
         except OSError as error:
             raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
         return self.info
+
+    def _write_sources(self) -> None:
+        if self.source is SourceMode.OFF:
+            return
+        try:
+            text = sources_text(self._tree.frames(), self._classes, whole_files=self.source is SourceMode.FILES)
+            _write(self.directory / SOURCES_FILE, text)
+        except Exception as error:  # noqa: BLE001  # whatever a loader of the user's raises, the numbers are there
+            self.count_error(error)
 
     def _plain_info(self) -> dict[str, Any]:
         self.info = dataclasses.replace(

@@ -26,6 +26,7 @@ from typing import Any
 from torch import nn
 
 from trainermon.core.events import DumpStatus
+from trainermon.core.values import SourceMode
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.reader import read_dump, split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, DumpInfo
@@ -167,6 +168,7 @@ class StepKeeper:
         max_bytes: int = 1 << 30,
         question: str = "",
         final: Path | None = None,
+        source: SourceMode = SourceMode.FUNCTIONS,
     ) -> ReplayResult:
         """Run the kept micro steps again into a dump in `directory`, which is taken to `final` later; never raises.
 
@@ -187,6 +189,7 @@ class StepKeeper:
                 shards = tuple(nonfinite_names(self._replayable.own_shards()))
                 info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
                 writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes, final=final)
+                writer.source = source
                 outcome = self._attempt(self._capture(writer), vote)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
             outcome = _ReplayOutcome(DumpStatus.FAILED, f"{type(error).__name__}: {error}")

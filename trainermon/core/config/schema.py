@@ -9,7 +9,7 @@ import re
 from trainermon.core.config.outputs import OutputConfig, check_formats
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require, shown
-from trainermon.core.values import DumpTask, GradientLevel
+from trainermon.core.values import DumpTask, GradientLevel, SourceMode
 
 OPS = (
     "norm",
@@ -311,6 +311,8 @@ class MonitorConfig(OutputConfig):
         agent: The node agent.
         replay: The replay of a step whose gradients are not finite.
         escalation: What other alerts may order.
+        dump_source: What dumps keep of the source code that ran: the `functions` that stacks name, their whole `files`,
+            or `off`: nothing.
         hang: When a rank is taken for hung, and how it may be looked into.
         environment: Keep the settings that change numbers or speed in `ranks/rank*.json`: variables of the allow-list,
             switches of torch, versions of packages that compute. Nothing else of the environment is ever kept.
@@ -350,6 +352,7 @@ class MonitorConfig(OutputConfig):
     agent: AgentConfig = AgentConfig()
     replay: ReplayConfig = ReplayConfig()
     escalation: EscalationConfig = EscalationConfig()
+    dump_source: SourceMode = SourceMode.FUNCTIONS
     hang: HangConfig = HangConfig()
     environment: bool = True
 

@@ -13,6 +13,7 @@ INFO_FILE = "dump_info.json"
 DUMP_FILE = "dump.json"
 DEBUG_FILE = "debug.json"
 STACK_FILE = "stack.json"
+SOURCES_FILE = "sources.json"
 CONSTRUCT_FILE = "construct.json"
 PARTIAL_FILE = "dump.partial.jsonl"
 # In dump_info.json: how long the partial file was when the other files were put in place.

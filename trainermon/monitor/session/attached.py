@@ -86,7 +86,7 @@ class AttachedTraining:
         self._config = config
         self._files = RankSpool(run, coordinates, config)
         self._agent = AgentProcess(run, coordinates, self._files)
-        origin = DumpOrigin(run, coordinates, training, self._files.outbox)
+        origin = DumpOrigin(run, coordinates, training, self._files.outbox, config.dump_source)
         self._parts = RankParts(
             training=training,
             groups=groups or {},

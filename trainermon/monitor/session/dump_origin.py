@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainermon.core.outbox import Outbox, Parcel
 from trainermon.core.topology import RunIdentity
-from trainermon.core.values import Coordinates
+from trainermon.core.values import Coordinates, SourceMode
 from trainermon.dump.files.layout import layout_of
 from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.hooks.names import chosen
@@ -21,9 +21,18 @@ class DumpOrigin:
         rank: Global rank.
         replayable: What the framework requires of a replay.
         names: Plain name of every module in the whole model.
+        source: What its dumps keep of the source code.
     """
 
-    def __init__(self, run: RunIdentity, coordinates: Coordinates, training: Training, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        run: RunIdentity,
+        coordinates: Coordinates,
+        training: Training,
+        outbox: Outbox,
+        source: SourceMode = SourceMode.FUNCTIONS,
+    ) -> None:
+        self.source = source
         self.rank = coordinates.rank
         self.replayable = training.replayable()
         self.names = {module.module: module.name for module in training.modules}

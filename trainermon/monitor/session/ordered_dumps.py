@@ -124,6 +124,7 @@ class OrderedDumps:
         most = self._origin.room(max(order.bytes_left, 0))
         try:
             writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
+            writer.source = self._origin.source
         except DumpError as error:
             parcel.delete()
             self._orders.remove(order)

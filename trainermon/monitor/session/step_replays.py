@@ -114,6 +114,7 @@ class StepReplays:
             max_bytes=self._origin.room(int(self._settings.max_dump_mb * MIB)),
             question=self._origin.question(step),
             final=parcel.final,
+            source=self._origin.source,
         )
         dump = None if result.dump is None else parcel.place
         if dump is None:

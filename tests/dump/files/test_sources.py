@@ -1,0 +1,188 @@
+import importlib.util
+import inspect
+import json
+import linecache
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from trainermon.core.errors import ConfigError, DumpError
+from trainermon.dump.debugger import PrecisionDebugger
+from trainermon.dump.files.reader import load_raw
+from trainermon.dump.files.sources import parse_frame, read_sources, sources_text
+
+MODEL = """
+import functools
+import torch
+from torch import nn
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def around(*args):
+        return 2 * function(*args)
+    return around
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    @doubled
+    def mixed(self, x):
+        parts = [torch.tanh(self.fc(x) * factor) for factor in (1, 2)]
+        return torch.stack(
+            parts,
+            dim=0,
+        ).sum(0)
+
+    def forward(self, x):
+        squash = lambda y: torch.sigmoid(y)
+        return squash(self.mixed(x))
+"""
+PADDING = "".join(f"\n\ndef unused_{number}():\n    return {number}\n" for number in range(80))
+
+
+@pytest.fixture(autouse=True)
+def no_debugger_is_left():
+    yield
+    PrecisionDebugger.close()
+
+
+def module_of(path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("sourced_model", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def dumped(model, folder, **options):
+    folder.mkdir()
+    config = folder / "config.json"
+    config.write_text(json.dumps({"dump_path": str(folder), "level": "mix", **options}))
+    PrecisionDebugger.close()
+    debugger = PrecisionDebugger(config)
+    debugger.start(model)
+    model(torch.ones(2, 4)).sum().backward()
+    debugger.stop()
+    debugger.step()
+    return next(folder.glob("step0/rank*"))
+
+
+@pytest.fixture
+def long_model(tmp_path, monkeypatch):
+    path = tmp_path / "long_model.py"
+    path.write_text(MODEL + PADDING)
+    return module_of(path, monkeypatch), path
+
+
+@pytest.mark.parametrize("source", ["functions", "files"])
+def test_every_line_of_every_stack_is_kept(long_model, tmp_path, source):
+    module, path = long_model
+
+    directory = dumped(module.Gate(), tmp_path / "out", source=source)
+
+    sources = read_sources(directory)
+    frames = [parse_frame(text) for _, stack in load_raw(directory).stacks.values() for text in stack]
+    for frame in frames:
+        if frame.file.endswith(".py"):
+            part = sources.files[frame.file].around(frame.line)
+            assert part.lines[frame.line - part.first].strip() == frame.code
+    assert {frame.function for frame in frames if frame.file == str(path)} >= {"forward", "mixed", "<lambda>", "around"}
+
+
+def test_functions_are_whole_and_the_others_are_not_kept(long_model, tmp_path):
+    module, path = long_model
+
+    directory = dumped(module.Gate(), tmp_path / "out")
+
+    file = read_sources(directory).files[str(path)]
+    kept = "\n".join("\n".join(part.lines) for part in file.parts)
+    for function in (module.Gate.forward, module.Gate.mixed.__wrapped__):
+        assert inspect.getsource(function).rstrip() in kept
+    assert "unused_40" not in kept
+    assert file.num_lines == len(path.read_text().splitlines())
+
+
+def test_a_class_is_found_where_inspect_finds_it(long_model, tmp_path):
+    module, path = long_model
+
+    place = read_sources(dumped(module.Gate(), tmp_path / "out")).classes["Gate"]
+
+    assert place == (str(path), inspect.getsourcelines(module.Gate)[1], inspect.getsourcelines(module.Gate.forward)[1])
+
+
+def test_what_ran_is_kept_although_the_file_is_edited_during_the_run(long_model, tmp_path):
+    module, path = long_model
+    dumped(module.Gate(), tmp_path / "before")
+    path.write_text("# another one\n" * 40 + MODEL)
+
+    directory = dumped(module.Gate(), tmp_path / "after")
+
+    file = read_sources(directory).files[str(path)]
+    assert any("return squash(self.mixed(x))" in line for part in file.parts for line in part.lines)
+    assert not any("another one" in line for part in file.parts for line in part.lines)
+
+
+def test_the_cell_of_a_notebook_is_kept(tmp_path):
+    name = "<ipython-input-3-abcdef>"
+    lines = MODEL.splitlines(keepends=True)
+    linecache.cache[name] = (len(MODEL), None, lines, name)
+    try:
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(MODEL, name, "exec"), space)
+        directory = dumped(space["Gate"](), tmp_path / "out")
+    finally:
+        del linecache.cache[name]
+
+    assert read_sources(directory).files[name].parts[0].lines == tuple(MODEL.splitlines())
+
+
+def test_files_with_the_same_code_keep_their_own_names(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(MODEL)
+        directory = dumped(module_of(path, monkeypatch).Gate(), tmp_path / name)
+
+        assert {file for file in read_sources(directory).files if file.startswith(str(tmp_path))} == {str(path)}
+
+
+def test_off_keeps_nothing(long_model, tmp_path):
+    directory = dumped(long_model[0].Gate(), tmp_path / "out", source="off")
+
+    assert not (directory / "sources.json").exists()
+    assert read_sources(directory).files == {}
+
+
+def test_another_word_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"source.*whole.*functions.*files.*off"):
+        dumped(torch.nn.Linear(4, 4), tmp_path / "out", source="whole")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"files": {"a": {}}}', '{"files": {}, "classes": {"A": [1]}}'])
+def test_a_damaged_file_is_named(tmp_path, text):
+    (tmp_path / "sources.json").write_text(text)
+
+    with pytest.raises(DumpError, match=r"sources\.json cannot be read .* delete it"):
+        read_sources(tmp_path)
+
+
+def test_a_loader_that_fails_costs_the_sources_alone(long_model, tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no lines today")
+
+    monkeypatch.setattr("trainermon.dump.writer.sources_text", broken)
+    directory = dumped(long_model[0].Gate(), tmp_path / "out")
+
+    info = json.loads((directory / "dump_info.json").read_text())
+    assert "no lines today" in info["first_error"]
+    assert load_raw(directory).data
+
+
+@pytest.mark.parametrize("text", ["File /etc/passwd, line 1, in f, \n root", "File /a/b.txt, line 1, in f", "nonsense"])
+def test_only_python_is_kept(text, tmp_path):
+    assert json.loads(sources_text([text], (), whole_files=True))["files"] == {}
