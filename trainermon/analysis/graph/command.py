@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, pairs_of
-from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places
-from trainermon.analysis.graph.calls import read_calls
 from trainermon.analysis.graph.document import as_document
-from trainermon.analysis.graph.findings import GraphFindings, judge_against, judge_alone, worst_within
+from trainermon.analysis.graph.findings import worst_within
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.page.details import details_against, details_alone
 from trainermon.analysis.graph.page.packing import PackedRank, pack
 from trainermon.analysis.graph.page.page import render_page
+from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, read_graphs
 from trainermon.analysis.graph.screen import TreeScreen, ancestors
-from trainermon.analysis.graph.tree import GraphTree, build_tree, number_nodes, read_tree
-from trainermon.analysis.graph.union import join_trees
 from trainermon.analysis.tensor.screen import printable, table
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
@@ -30,17 +25,6 @@ DIFFERENT = 3
 DETAILS = ("all", "found")
 _DEPTH = 1
 _MAX_DETAILED = 20_000
-_MAX_DUMPS = 12
-
-
-class _DumpGraph(NamedTuple):
-    """The graph of one dump, and what is wrong with it."""
-
-    label: str
-    directory: Path
-    tree: GraphTree
-    found: GraphFindings
-    comparison: Comparison | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump of that step and rank, or it is damaged.
     """
-    graphs = list(_graphs(args))
+    graphs = list(read_graphs(args.path, args.golden, step=args.step, rank=args.rank))
     if args.json:
         documents = [as_document(one.directory, one.tree, one.found, find_flow(one.tree)) for one in graphs]
         sys.stdout.write(json.dumps(documents, indent=1) + "\n")
@@ -85,43 +69,11 @@ def main(args: argparse.Namespace) -> int:
     return DIFFERENT if args.exit_code and any(one.found.findings for one in graphs) else 0
 
 
-def _graphs(args: argparse.Namespace) -> Iterator[_DumpGraph]:
-    places: list[tuple[DumpLocation, PlacePair | None]] = []
-    if args.golden is None:
-        places += [(place, None) for place in find_places(args.path)]
-    else:
-        places += [(pair.target, pair) for pair in pairs_of(args.path, args.golden, CompareOptions())]
-    wanted = [(place, pair) for place, pair in places if _is_wanted(place, args)]
-    if not wanted:
-        raise DumpError(f"{args.path} has no dump of that step and rank: expected one of {_names(places)}")
-    for place, pair in wanted:
-        yield _alone(place) if pair is None else _against(pair)
-
-
-def _alone(place: DumpLocation) -> _DumpGraph:
-    tree = read_tree(place.directory)
-    return _DumpGraph(_label(place), place.directory, tree, judge_alone(tree, place.directory), None)
-
-
-def _against(pair: PlacePair) -> _DumpGraph:
-    for place in pair:
-        if place.parts:
-            raise DumpError(
-                f"{place.directory} is the whole of {len(place.parts)} ranks, and the graph shows one: "
-                "name a dump of one rank on each side, or see `trainermon compare`"
-            )
-    comparison = compare_pair(pair, CompareOptions())
-    root, golden = (build_tree(*read_calls(place.directory)) for place in pair)
-    join_trees(root, golden, {one.golden.key: one.target.key for one in comparison.calls if one.golden and one.target})
-    tree = number_nodes(root)
-    return _DumpGraph(_label(pair.target), pair.target.directory, tree, judge_against(tree, comparison), comparison)
-
-
-def _shown(graphs: Sequence[_DumpGraph]) -> _DumpGraph:
+def _shown(graphs: Sequence[DumpGraph]) -> DumpGraph:
     return next((one for one in graphs if one.found.findings), graphs[0])
 
 
-def _write_page(graphs: Sequence[_DumpGraph], args: argparse.Namespace) -> None:
+def _write_page(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
     ranks = [_packed(graph, _detailed(graph, args.details, len(graphs))) for graph in graphs]
     shown = _shown(graphs)
     page = render_page(f"{shown.tree.nodes[0].name}: {shown.found.sentence}", pack(ranks, str(args.golden or "")))
@@ -132,7 +84,7 @@ def _write_page(graphs: Sequence[_DumpGraph], args: argparse.Namespace) -> None:
     sys.stderr.write(f"wrote {args.output}\n")
 
 
-def _packed(graph: _DumpGraph, wanted: list[int]) -> PackedRank:
+def _packed(graph: DumpGraph, wanted: list[int]) -> PackedRank:
     if graph.comparison is None:
         details = details_alone(graph.tree, graph.directory, wanted)
     else:
@@ -141,7 +93,7 @@ def _packed(graph: _DumpGraph, wanted: list[int]) -> PackedRank:
     return PackedRank(graph.label, str(graph.directory), graph.tree, graph.found, flow, details)
 
 
-def _detailed(graph: _DumpGraph, choice: str | None, num_dumps: int) -> list[int]:
+def _detailed(graph: DumpGraph, choice: str | None, num_dumps: int) -> list[int]:
     places = range(len(graph.tree.nodes))
     if choice == "all" or (choice is None and len(places) * num_dumps <= _MAX_DETAILED):
         return list(places)
@@ -149,26 +101,13 @@ def _detailed(graph: _DumpGraph, choice: str | None, num_dumps: int) -> list[int
     return sorted(wrong.union(*(ancestors(graph.tree, node) for node in wrong)))
 
 
-def _is_wanted(place: DumpLocation, args: argparse.Namespace) -> bool:
-    return args.step in (None, place.step) and args.rank in (None, place.rank)
-
-
-def _label(place: DumpLocation) -> str:
-    return PlacePair(place, place).label or place.directory.name
-
-
-def _names(places: Sequence[tuple[DumpLocation, object]]) -> str:
-    names = [_label(place) for place, _ in places]
-    return ", ".join(names[:_MAX_DUMPS]) + (f" and {len(names) - _MAX_DUMPS} more" if len(names) > _MAX_DUMPS else "")
-
-
-def _screen(graphs: Sequence[_DumpGraph], depth: int) -> str:
+def _screen(graphs: Sequence[DumpGraph], depth: int) -> str:
     lines = []
     if len(graphs) > 1:
-        rows = [(one.label, f"{len(one.tree.nodes):,}", printable(one.found.sentence)) for one in graphs[:_MAX_DUMPS]]
+        rows = [(one.label, f"{len(one.tree.nodes):,}", printable(one.found.sentence)) for one in graphs[:MAX_NAMED]]
         lines += [*table(("dump", "nodes", "what is wrong"), rows, left=3), ""]
-        if len(graphs) > _MAX_DUMPS:
-            lines[-1:] = [f"  and {len(graphs) - _MAX_DUMPS} more", ""]
+        if len(graphs) > MAX_NAMED:
+            lines[-1:] = [f"  and {len(graphs) - MAX_NAMED} more", ""]
     shown = _shown(graphs)
     is_bold = sys.stdout.isatty()
     sentence = printable(shown.found.sentence)

@@ -1,0 +1,82 @@
+"""Reads the dumps that a person names as graphs: one by one, or each against its partner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, pairs_of
+from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places
+from trainermon.analysis.graph.calls import read_calls
+from trainermon.analysis.graph.findings import GraphFindings, judge_against, judge_alone
+from trainermon.analysis.graph.tree import GraphTree, build_tree, number_nodes, read_tree
+from trainermon.analysis.graph.union import join_trees
+from trainermon.core.errors import DumpError
+
+MAX_NAMED = 12
+"""How many dumps are named one by one where there may be many."""
+
+
+class DumpGraph(NamedTuple):
+    """The graph of one dump, and what is wrong with it."""
+
+    label: str
+    directory: Path
+    tree: GraphTree
+    found: GraphFindings
+    comparison: Comparison | None
+
+
+def read_graphs(
+    path: Path, golden: Path | None = None, *, step: int | None = None, rank: int | None = None
+) -> Iterator[DumpGraph]:
+    """Yield the graph of each dump below `path`, held against its partner below `golden` if that is given.
+
+    Only of `step` and `rank`, where they are given.
+
+    Raises:
+        DumpError: There is no dump of that step and rank, or one is damaged.
+    """
+    places: list[tuple[DumpLocation, PlacePair | None]] = []
+    if golden is None:
+        places += [(place, None) for place in find_places(path)]
+    else:
+        places += [(pair.target, pair) for pair in pairs_of(path, golden, CompareOptions())]
+    wanted = [(place, pair) for place, pair in places if _is_wanted(place, step, rank)]
+    if not wanted:
+        raise DumpError(f"{path} has no dump of that step and rank: expected one of {_names(places)}")
+    for place, pair in wanted:
+        yield _alone(place) if pair is None else _against(pair)
+
+
+def _alone(place: DumpLocation) -> DumpGraph:
+    tree = read_tree(place.directory)
+    return DumpGraph(_label(place), place.directory, tree, judge_alone(tree, place.directory), None)
+
+
+def _against(pair: PlacePair) -> DumpGraph:
+    for place in pair:
+        if place.parts:
+            raise DumpError(
+                f"{place.directory} is the whole of {len(place.parts)} ranks, and the graph shows one: "
+                "name a dump of one rank on each side, or see `trainermon compare`"
+            )
+    comparison = compare_pair(pair, CompareOptions())
+    root, golden = (build_tree(*read_calls(place.directory)) for place in pair)
+    join_trees(root, golden, {one.golden.key: one.target.key for one in comparison.calls if one.golden and one.target})
+    tree = number_nodes(root)
+    return DumpGraph(_label(pair.target), pair.target.directory, tree, judge_against(tree, comparison), comparison)
+
+
+def _is_wanted(place: DumpLocation, step: int | None, rank: int | None) -> bool:
+    return step in (None, place.step) and rank in (None, place.rank)
+
+
+def _label(place: DumpLocation) -> str:
+    return PlacePair(place, place).label or place.directory.name
+
+
+def _names(places: Sequence[tuple[DumpLocation, object]]) -> str:
+    names = [_label(place) for place, _ in places]
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
