@@ -30,6 +30,55 @@ def test_an_entry_is_read_again_from_where_it_stands(layout, tmp_path):
     assert all(read_entry(path, entry.start, entry.length) == data[entry.key] for entry in found)
 
 
+words = st.sampled_from(
+    [
+        "Torch.größe.0.forward",
+        "Module.a.B.forward.1",
+        "a",
+        "Module.a.B.parameters_grad.0",
+        'F.q"\\.0.forward',
+        "é.backward",
+    ]
+)
+values = st.recursive(
+    st.none() | st.floats() | st.text('a"\\{}:, ü', max_size=4) | st.sampled_from(["Torch.a.0.forward", '": {']),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(
+    data=st.dictionaries(words, values, max_size=5),
+    head=values,
+    indent=st.sampled_from([None, 1]),
+    separators=st.sampled_from([None, (",", ":"), (" ,\t", " :\r\n")]),
+)
+def test_entries_are_those_of_a_json_parser_whatever_the_keys_and_the_layout(
+    data, head, indent, separators, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("dump")
+    text = json.dumps({"head": head, "data": data, "tail": head}, indent=indent, separators=separators)
+    (folder / "dump.json").write_text(text)
+
+    found = list(read_entries(folder))
+
+    expected = {key: value for key, value in json.loads(text)["data"].items() if isinstance(value, dict)}
+    assert json.dumps({entry.key: entry.value for entry in found}) == json.dumps(expected)
+    for entry in found:
+        assert json.dumps(read_entry(folder / "dump.json", entry.start, entry.length)) == json.dumps(entry.value)
+
+
+def test_of_entries_with_the_same_key_the_last_counts_as_in_json(tmp_path):
+    one, other = (json.dumps(forward(output=tensor(value=value))) for value in (1.0, 2.0))
+    key = "Torch.relu.0.forward"
+    (tmp_path / "dump.json").write_text(f'{{"data": {{"{key}": {one}, "{key}": {other}}}}}')
+
+    tree = read_tree(tmp_path)
+
+    (node,) = [node for node in tree.nodes if node.call is not None]
+    assert node.call.values[0].norm == 2.0
+
+
 def test_a_dump_that_was_cut_off_is_read_up_to_its_last_whole_line(tmp_path):
     path = tmp_path / "dump.partial.jsonl"
     lines = [

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainermon.analysis.compare.comparison import collector_off
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
 from trainermon.analysis.graph.flow import find_flow
@@ -58,6 +59,11 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump of that step and rank, or it is damaged.
     """
+    with collector_off():
+        return _show(args)
+
+
+def _show(args: argparse.Namespace) -> int:
     graphs = list(read_graphs(args.path, args.golden, step=args.step, rank=args.rank))
     if args.json:
         documents = [as_document(one.directory, one.tree, one.found, find_flow(one.tree)) for one in graphs]

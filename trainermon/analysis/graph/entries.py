@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,16 @@ from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import well_formed
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
 
+try:
+    from orjson import loads as _loads
+except ImportError:  # the extra `compare` brings it; it needs a third of the time
+    _loads = json.loads  # type: ignore[assignment]  # it takes more than is passed here
+
 _DATA = "data"
+# Each begins with letters that are found fast, and ends before the value.
+_KEY_ENDS = (re.compile(rb'ward(?:\.\d+)?"\s*:\s*(?=\{)'), re.compile(rb's_grad\.\d+"\s*:\s*(?=\{)'))
+_BLANK = b" \t\n\r"
+_COLON = b" \t\n\r:"
 _gap = re.compile(r"[ \t\n\r]*[,:{]?[ \t\n\r]*").match
 _decode = json.JSONDecoder().raw_decode
 
@@ -70,8 +80,44 @@ def read_entry(path: Path, start: int, length: int) -> dict[str, Any]:
 
 
 def _entries_of(path: Path) -> Iterator[PlacedEntry]:
-    text = path.read_bytes().decode()
-    position, before, at_byte = _start_of_data(path, text), 0, 0
+    """Yield the entries of dump.json. Where keys look like those of calls, what is between two is one entry's text.
+
+    That is certain if it is JSON: an object in JSON ends in one place only. Else the file is parsed from there on.
+    """
+    text = path.read_bytes()
+    places = _likely_keys(text)
+    position = _start_of_data(path, text, places[0][0] if places else len(text))
+    for (key_begin, begin), (following, _) in pairwise(places):
+        if key_begin != position:
+            break
+        entry = text[begin:following].rstrip(_BLANK).removesuffix(b",").rstrip(_BLANK)
+        try:
+            key, value = _parse(text[key_begin:begin].rstrip(_COLON)), _parse(entry)
+        except (ValueError, RecursionError):
+            break
+        yield PlacedEntry(key, value, begin, len(entry))
+        position = following
+    yield from _parsed_from(text, position)
+
+
+def _likely_keys(text: bytes) -> list[tuple[int, int]]:
+    """Return where keys of calls seem to begin, and their values, in order."""
+    ends = (found for ending in _KEY_ENDS for found in ending.finditer(text))
+    return sorted((text.rfind(b'"', 0, found.start()), found.end()) for found in ends)
+
+
+def _parse(text: bytes) -> Any:
+    """Return what JSON stands for; orjson knows no NaN and no Infinity."""
+    try:
+        return _loads(text)
+    except ValueError:
+        return json.loads(text)
+
+
+def _parsed_from(raw: bytes, begin_bytes: int) -> Iterator[PlacedEntry]:
+    """Yield the entries from the key at a byte on."""
+    text = raw[begin_bytes:].decode()
+    position, before, at_byte = 0, 0, begin_bytes
     while text[position] != "}":
         key, position = _decode(text, position)
         begin = _skip(text, position)
@@ -84,14 +130,22 @@ def _entries_of(path: Path) -> Iterator[PlacedEntry]:
         position = _skip(text, end)
 
 
-def _start_of_data(path: Path, text: str) -> int:
-    """Return where the first key within the object "data" stands."""
+def _start_of_data(path: Path, raw: bytes, likely: int) -> int:
+    """Return the byte at which the first key within the object "data" begins; `likely` is where a call's key does."""
+    try:
+        return _find_data(path, raw[:likely])
+    except (ValueError, IndexError):  # that was none
+        return _find_data(path, raw)
+
+
+def _find_data(path: Path, raw: bytes) -> int:
+    text = raw.decode()
     position = _skip(text, 0)
     while text[position] != "}":
         name, position = _decode(text, position)
         position = _skip(text, position)
         if name == _DATA and text[position] == "{":
-            return _skip(text, position)
+            return len(text[: _skip(text, position)].encode())
         _, position = _decode(text, position)
         position = _skip(text, position)
     raise DumpError(f'{path} has no "data" object: not a dump')

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.summary import describe, headline
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
-from trainermon.analysis.diagnosis.origin import Origin, find_origin
 from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide
 from trainermon.analysis.graph.values import GraphValue, ValueUse
-from trainermon.dump.files.reader import read_dump
+
+if TYPE_CHECKING:
+    from trainermon.analysis.diagnosis.origin import Origin
 
 
 class NodeVerdict(IntEnum):
@@ -77,7 +78,7 @@ def judge_alone(tree: GraphTree, directory: Path) -> GraphFindings:
     nonfinite = _nonfinite(tree)
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     errors = np.full(len(tree.nodes), np.nan)
-    origin = find_origin(read_dump(directory)) if nonfinite.any() else None
+    origin = _origin(directory) if nonfinite.any() else None
     if origin is None:
         masked = int(nonfinite.sum())
         nothing = "Everything is finite." if len(tree.nodes) > 1 else f"No call was dumped in {directory}."
@@ -143,6 +144,13 @@ def _of_node(node: GraphNode, result: CallResult) -> tuple[NodeVerdict, float]:
 
 def _nonfinite(tree: GraphTree) -> NDArray[np.bool_]:
     return np.array([any(not value.is_finite for value in _made(node)) for node in tree.nodes], np.bool_)
+
+
+def _origin(directory: Path) -> Origin | None:
+    from trainermon.analysis.diagnosis.origin import find_origin  # brings all that a diagnosis needs
+    from trainermon.dump.files.reader import read_dump
+
+    return find_origin(read_dump(directory))
 
 
 def _made(node: GraphNode) -> Iterator[GraphValue]:

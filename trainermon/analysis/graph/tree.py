@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,7 @@ def number_nodes(root: GraphNode) -> GraphTree:
     )
 
 
+@cache
 def numberless(name: str) -> str:
     """Return a name without its numbers: `layers.3` is as `layers.4`, but `conv1` is not as `conv2`.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 from trainermon.dump.files.records import BACKWARD, PARAMETERS_GRAD
@@ -65,56 +66,51 @@ _USES = (
 
 def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
     """Return the tensors in an entry of dump.json, in its order; gradients of parameters are given."""
+    found: list[GraphValue] = []
     if direction == PARAMETERS_GRAD:
-        forms = {name: form for name, form in entry.items() if isinstance(form, list)}
-        return [_value(ValueUse.GIVEN, name, form) for name, form in _tensors(forms, "")]
-    return [
-        _value(use, slot, form)
-        for use, name, prefix in _USES
-        if name in entry
-        for slot, form in _tensors(entry[name], prefix)
-        if direction != BACKWARD or use is not ValueUse.HELD
-    ]
+        for name, forms in entry.items():
+            if isinstance(forms, list):
+                _collect(found, ValueUse.GIVEN, name, forms)
+        return found
+    for use, name, prefix in _USES:
+        if name in entry and (direction != BACKWARD or use is not ValueUse.HELD):
+            _collect(found, use, prefix, entry[name])
+    return found
 
 
-def _tensors(value: Any, slot: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            if isinstance(item, (dict, list)):
-                yield from _tensors(item, f"{slot}.{index}")
-    elif isinstance(value, dict):
-        if isinstance(value.get("dtype"), str) and isinstance(value.get("shape"), list):
-            yield slot, value
-        elif not isinstance(value.get("type"), str):
+def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:
+    """Add the tensors within `value`, parsed JSON. A good part of the time to read a dump goes by here."""
+    if type(value) is dict:
+        dtype, shape = value.get("dtype"), value.get("shape")
+        if type(dtype) is str and type(shape) is list:
+            order, norm, nans, infs = value.get("order"), value.get("Norm"), value.get("nans"), value.get("infs")
+            identity = order if type(order) is int else _looks(value)
+            is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(value)
+            size = norm if type(norm) is float else _number(norm)
+            found.append(GraphValue(use, slot, identity, _bytes(dtype, shape), size, is_finite))
+        elif type(value.get("type")) is not str:
             for name, item in value.items():
-                if isinstance(item, (dict, list)):
-                    yield from _tensors(item, f"{slot}.{name}" if slot else name)
+                if type(item) is dict or type(item) is list:
+                    _collect(found, use, f"{slot}.{name}", item)
+    elif type(value) is list:
+        for index, item in enumerate(value):
+            if type(item) is dict or type(item) is list:
+                _collect(found, use, f"{slot}.{index}", item)
 
 
-def _value(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
-    norm = form.get("Norm")
-    nans, infs = form.get("nans"), form.get("infs")
-    if nans is None or infs is None:
-        numbers = (_number(form.get(name)) for name in ("Max", "Min", "Mean"))
-        is_finite = all(number is None or math.isfinite(number) for number in numbers)
-    else:
-        is_finite = nans == 0 and infs == 0
-    known = _number(norm)
-    return GraphValue(use, slot, _identity(form), _bytes(form), math.nan if known is None else known, is_finite)
+def _is_finite(form: Mapping[str, Any]) -> bool:
+    return all(math.isfinite(_number(form.get(name), unknown=0.0)) for name in ("Max", "Min", "Mean"))
 
 
-def _number(value: object) -> float | None:
+def _number(value: object, unknown: float = math.nan) -> float:
     """Return a statistic as a number; older dumps of msprobe's write NaN as a text, and None for what has none."""
     try:
-        return None if value is None else float(value)  # type: ignore[arg-type]
+        return unknown if value is None else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return None
+        return unknown
 
 
-def _identity(form: Mapping[str, Any]) -> int | tuple[object, ...] | None:
-    order = form.get("order")
-    if isinstance(order, int):
-        return order
+def _looks(form: Mapping[str, Any]) -> tuple[object, ...] | None:
     largest, smallest = form.get("Max"), form.get("Min")
     if form.get("md5"):
         return ("md5", form["md5"])
@@ -123,9 +119,13 @@ def _identity(form: Mapping[str, Any]) -> int | tuple[object, ...] | None:
     return (form["dtype"], *form["shape"], largest, smallest, form.get("Mean"), form.get("Norm"))
 
 
-def _bytes(form: Mapping[str, Any]) -> int:
-    width = _WIDTHS.get(str(form["dtype"]).lower().rpartition(".")[2], 0)
+def _bytes(dtype: str, shape: list[int]) -> int:
     try:
-        return int(math.prod(form["shape"])) * width
+        return math.prod(shape) * _width(dtype)
     except TypeError:
         return 0
+
+
+@cache
+def _width(dtype: str) -> int:
+    return _WIDTHS.get(dtype.lower().rpartition(".")[2], 0)
