@@ -43,22 +43,24 @@ def main() -> None:
     )
 
 
-def write_distributed(folder: Path) -> None:
-    """Write what torch does, without its planner, which would take minutes."""
+def write_distributed(
+    folder: Path, num_chunks: int = CHUNKS, of_tensor: int = CHUNKS_OF_A_TENSOR, rows: int = 1
+) -> None:
+    """Write what torch does, without its planner, which would take minutes: chunks of some rows of 16 ones."""
     folder.mkdir()
     properties = TensorProperties(dtype=torch.float32)
     buffer = io.BytesIO()
-    torch.save(torch.ones(1, 16), buffer)
+    torch.save(torch.ones(rows, 16), buffer)
     chunk = buffer.getvalue()
-    shape, place = torch.Size((CHUNKS_OF_A_TENSOR, 16)), 0
+    shape, place = torch.Size((of_tensor * rows, 16)), 0
     tensors, storage = {}, {}
     with (folder / "__0_0.distcp").open("wb") as file:
-        for number in range(CHUNKS // CHUNKS_OF_A_TENSOR):
+        for number in range(num_chunks // of_tensor):
             name, chunks = f"layers.{number}.weight", []
-            for row in range(CHUNKS_OF_A_TENSOR):
-                offset = torch.Size((row, 0))
-                chunks.append(ChunkStorageMetadata(offsets=offset, sizes=torch.Size((1, 16))))
-                storage[MetadataIndex(name, offset, row)] = _StorageInfo("__0_0.distcp", place, len(chunk))
+            for index in range(of_tensor):
+                offset = torch.Size((index * rows, 0))
+                chunks.append(ChunkStorageMetadata(offsets=offset, sizes=torch.Size((rows, 16))))
+                storage[MetadataIndex(name, offset, index)] = _StorageInfo("__0_0.distcp", place, len(chunk))
                 place += file.write(chunk)
             tensors[name] = TensorStorageMetadata(properties, shape, chunks)
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata({**tensors}, {}, storage)))

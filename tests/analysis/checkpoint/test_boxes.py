@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.checkpoint.splits import SHAPES, part_of, regions
+from trainermon.analysis.checkpoint import boxes
 from trainermon.analysis.checkpoint.boxes import coverage, dense_strides, flat_boxes, intersections, views_of
 from trainermon.analysis.checkpoint.pieces import Box, FlatRange, Piece, StoredArray, TensorPieces
 
@@ -44,6 +46,14 @@ def test_a_flat_range_is_a_few_boxes_in_its_order(case):
 
     assert np.concatenate([[], *found]).tolist() == list(range(start, start + region.length))
     assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "too many to keep"], autouse=True, scope="module")
+def layouts(request):
+    """Whether it is kept what was found of a layout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "_MAX_KEPT", boxes._MAX_KEPT if request.param else -1)
+        yield
 
 
 @given(SHAPES.flatmap(lambda shape: st.tuples(st.just(shape), regions(shape), regions(shape))))

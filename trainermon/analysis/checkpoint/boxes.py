@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.analysis.checkpoint.pieces import Box, FlatRange, Piece, StoredArray, TensorPieces
+from trainermon.analysis.checkpoint.pieces import Box, FlatRange, StoredArray, TensorPieces
 from trainermon.analysis.tensor.dtypes import storage_dtype
 
 _MAX_GAPS = 2_000  # views beyond which a gap is counted, not located: to cut it out takes their square
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedView:
+Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Starts and sizes of boxes: of the tensors of a model, many have the same."""
+_MAX_KEPT = 1024  # boxes of a layout of which it is kept what was found
+
+
+class PlacedView(NamedTuple):
     """A box of a whole tensor, and where its elements are in a file.
 
     Attributes:
@@ -78,19 +83,21 @@ class Coverage:
 
 def views_of(tensor: TensorPieces) -> list[PlacedView]:
     """Return the pieces of a tensor as boxes; a flat range makes at most `2 d - 1` of them, in `d` dimensions."""
-    return [view for piece in tensor.pieces for view in _views(piece, tensor.shape)]
+    found = []
+    for region, stored, label in tensor.pieces:
+        if isinstance(region, Box):
+            found.append(PlacedView(region.starts, region.sizes, stored, 0, stored.strides, label))
+        else:
+            found += _flat_views(region, stored, label, tensor.shape)
+    return found
 
 
-def _views(piece: Piece, shape: tuple[int, ...]) -> Iterator[PlacedView]:
-    region, stored = piece.region, piece.stored
-    if isinstance(region, Box):
-        yield PlacedView(region.starts, region.sizes, stored, 0, stored.strides, piece.label)
-        return
+def _flat_views(region: FlatRange, stored: StoredArray, label: str, shape: tuple[int, ...]) -> Iterator[PlacedView]:
     step = stored.strides[0] if stored.strides else 1
     strides = tuple(stride * step for stride in dense_strides(shape))
     for starts, sizes in flat_boxes(region, shape):
         flat = sum(start * stride for start, stride in zip(starts, strides, strict=True))
-        yield PlacedView(starts, sizes, stored, flat - region.start * step, strides, piece.label)
+        yield PlacedView(starts, sizes, stored, flat - region.start * step, strides, label)
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -137,40 +144,59 @@ def flat_boxes(region: FlatRange, shape: tuple[int, ...]) -> Iterator[tuple[tupl
 def intersections(ours: Sequence[PlacedView], theirs: Sequence[PlacedView]) -> Iterator[Overlap]:
     """Yield every box that one of ours and one of theirs have in common, with the parts of both.
 
-    Cost: of the numbers of views and of pairs that meet in the dimension in which ours are cut most.
+    Cost: of the numbers of views and of pairs that meet in the dimension in which ours are cut most; next to nothing
+    for views that are cut as others were before.
     """
-    if len(ours) == len(theirs) == 1 and (ours[0].starts, ours[0].sizes) == (theirs[0].starts, theirs[0].sizes):
-        if ours[0].num_elements:
-            yield Overlap(ours[0], theirs[0])
-        return
-    for mine, other in _meeting(ours, theirs):
-        starts = tuple(map(max, mine.starts, other.starts))
+    layouts = _layout(ours), _layout(theirs)
+    is_kept = max(len(ours), len(theirs)) <= _MAX_KEPT
+    for one, two, starts, sizes in _kept_common(*layouts) if is_kept else _common(*layouts):
+        mine, other = ours[one], theirs[two]
+        if mine.sizes != sizes:
+            mine = mine.cut(starts, sizes)
+        if other.sizes != sizes:
+            other = other.cut(starts, sizes)
+        yield Overlap(mine, other)
+
+
+def _layout(views: Sequence[PlacedView]) -> Layout:
+    return tuple([view[:2] for view in views])
+
+
+def _common(ours: Layout, theirs: Layout) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Yield which box of ours and which of theirs meet, and the box that both have."""
+    for one, two in _meeting(ours, theirs):
+        (our_starts, our_sizes), (their_starts, their_sizes) = ours[one], theirs[two]
+        starts = tuple(map(max, our_starts, their_starts))
         sizes = tuple(
             min(a + n, b + m) - start
-            for a, n, b, m, start in zip(mine.starts, mine.sizes, other.starts, other.sizes, starts, strict=True)
+            for a, n, b, m, start in zip(our_starts, our_sizes, their_starts, their_sizes, starts, strict=True)
         )
         if all(size > 0 for size in sizes):
-            yield Overlap(mine.cut(starts, sizes), other.cut(starts, sizes))
+            yield one, two, starts, sizes
 
 
-def _meeting(ours: Sequence[PlacedView], theirs: Sequence[PlacedView]) -> Iterator[tuple[PlacedView, PlacedView]]:
-    """Yield the pairs that overlap in one dimension: a sweep along the one in which most views begin apart."""
-    dims = len(ours[0].starts) if ours else 0
+@lru_cache(maxsize=64)
+def _kept_common(ours: Layout, theirs: Layout) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    return list(_common(ours, theirs))
+
+
+def _meeting(ours: Layout, theirs: Layout) -> Iterator[tuple[int, int]]:
+    """Yield the pairs that overlap in one dimension: a sweep along the one in which most boxes begin apart."""
+    dims = len(ours[0][0]) if ours else 0
     if not dims:
-        yield from ((mine, other) for mine in ours for other in theirs)
+        yield from ((one, two) for one in range(len(ours)) for two in range(len(theirs)))
         return
-    dim = max(range(dims), key=lambda d: len({view.starts[d] for view in (*ours, *theirs)}))
+    dim = max(range(dims), key=lambda d: len({starts[d] for starts, _ in (*ours, *theirs)}))
     events = sorted(
-        [(view.starts[dim], 0, number) for number, view in enumerate(ours)]
-        + [(view.starts[dim], 1, number) for number, view in enumerate(theirs)]
+        [(starts[dim], 0, number, starts[dim] + sizes[dim]) for number, (starts, sizes) in enumerate(ours)]
+        + [(starts[dim], 1, number, starts[dim] + sizes[dim]) for number, (starts, sizes) in enumerate(theirs)]
     )
-    sides = (ours, theirs)
-    active: tuple[list[PlacedView], list[PlacedView]] = ([], [])
-    for start, side, number in events:
-        view, others = sides[side][number], active[1 - side]
-        others[:] = [other for other in others if other.starts[dim] + other.sizes[dim] > start]
-        yield from ((view, other) if side == 0 else (other, view) for other in others)
-        active[side].append(view)
+    active: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    for start, side, number, end in events:
+        others = active[1 - side]
+        others[:] = [other for other in others if other[0] > start]
+        yield from ((number, other) if side == 0 else (other, number) for _, other in others)
+        active[side].append((end, number))
 
 
 def cut_out(view: PlacedView, hole: PlacedView | Box) -> Iterator[PlacedView]:
@@ -189,8 +215,11 @@ def cut_out(view: PlacedView, hole: PlacedView | Box) -> Iterator[PlacedView]:
         starts[dim], ends[dim] = max(starts[dim], h), min(ends[dim], h + n)
 
 
-def coverage(views: Sequence[PlacedView], shape: tuple[int, ...]) -> Coverage:
+def coverage(views: Iterable[PlacedView], shape: tuple[int, ...]) -> Coverage:
     """Return how views cover a tensor of `shape`: which positions are there once, several times, or not at all."""
+    views = tuple(views)
+    if len(views) <= _MAX_KEPT and _is_partition(_layout(views), shape):
+        return Coverage(views)
     unique: dict[tuple[tuple[int, ...], tuple[int, ...]], PlacedView] = {}
     copies = []
     for view in views:
@@ -208,19 +237,28 @@ def coverage(views: Sequence[PlacedView], shape: tuple[int, ...]) -> Coverage:
     return Coverage(tuple(disjoint), tuple(copies), missing, gap)
 
 
+@lru_cache(maxsize=64)
+def _is_partition(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether boxes that are not empty cover each position of a tensor of `shape` once."""
+    covered = [math.prod(sizes) for _, sizes in layout]
+    return (
+        all(covered)
+        and sum(covered) == math.prod(shape)
+        and all(len(starts) == len(shape) for starts, _ in layout)
+        and all(s + n <= end for starts, sizes in layout for s, n, end in zip(starts, sizes, shape, strict=True))
+        and all(one == two for one, two, _, _ in _common(layout, layout))
+    )
+
+
 def _disjoint(views: list[PlacedView]) -> tuple[list[PlacedView], list[Overlap]]:
     """Return views cut so that none covers what an earlier one does, and what was cut out."""
-    places = {id(view): number for number, view in enumerate(views)}
     clashes: dict[int, list[PlacedView]] = {}
     overlaps = []
-    for one, other in _meeting(views, views):
-        first, second = places[id(one)], places[id(other)]
-        if first >= second:
-            continue
-        found = list(intersections([one], [other])) if one.starts else [Overlap(one, other)]
-        for overlap in found:
-            overlaps.append(overlap)
-            clashes.setdefault(second, []).append(one)
+    layout = _layout(views)
+    for first, second, starts, sizes in _common(layout, layout):
+        if first < second:
+            overlaps.append(Overlap(views[first].cut(starts, sizes), views[second].cut(starts, sizes)))
+            clashes.setdefault(second, []).append(views[first])
     if not clashes:
         return views, []
     kept: list[PlacedView] = []

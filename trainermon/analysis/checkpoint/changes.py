@@ -16,11 +16,11 @@ Stamps = Mapping[Path, tuple[int, int] | None]
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> Stamps:
     """Return the stamps of all files that hold tensors of checkpoints."""
     files = {
-        piece.stored.path
+        file
         for checkpoint in checkpoints
         for tensors in (checkpoint.tensors, *checkpoint.optimizer.values())
         for tensor in tensors.values()
-        for piece in tensor.pieces
+        for file in tensor.files
     }
     return {file: _stamp(file) for file in files}
 

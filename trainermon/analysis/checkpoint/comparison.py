@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from trainermon.statistics.pairs import PairSums
 RTOL = 1e-5
 """Relative distance of two tensors up to which they are `close`, if nothing else is asked for."""
 PRECISIONS = ("model", "main")
+_BATCH, _BATCH_ELEMENTS = 64, 1 << 18  # of tensors that a thread takes at once
 _COARSE = 2.0**-7  # relative distance beyond which no rounding to 16 bits explains it
 _NARROWER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16", "float16")}
 
@@ -170,49 +172,67 @@ def _compared(
 ) -> Iterator[WeightComparison]:
     local = threading.local()
 
-    def compare(pair: TensorPair) -> WeightComparison:
+    def compare(pairs: list[TensorPair]) -> list[WeightComparison]:
         files = local.__dict__.setdefault("files", MappedFiles())
-        try:
-            return compare_pair(files, pair, rtol=options.rtol)
-        finally:
+        found = []
+        for pair in pairs:
+            found.append(compare_pair(files, pair, rtol=options.rtol))
             files.let_go()
+        return found
 
     jobs = options.jobs or os.cpu_count() or 1
+    number = 0
     with ThreadPoolExecutor(jobs) as pool:
-        for number, found in enumerate(pool.map(compare, work), start=1):
-            if report is not None:
-                report(number, len(work))
-            yield found
+        for batch in pool.map(compare, _batches(work)):
+            for found in batch:
+                number += 1
+                if report is not None:
+                    report(number, len(work))
+                yield found
+
+
+def _batches(work: list[TensorPair]) -> Iterator[list[TensorPair]]:
+    """Yield pairs of tensors in order, small ones several at a time: a task of its own costs as much as they do."""
+    batch: list[TensorPair] = []
+    num_elements = 0
+    for pair in work:
+        batch.append(pair)
+        num_elements += pair.ours.num_elements
+        if len(batch) == _BATCH or num_elements >= _BATCH_ELEMENTS:
+            yield batch
+            batch, num_elements = [], 0
+    if batch:
+        yield batch
 
 
 def compare_pair(files: MappedFiles, pair: TensorPair, *, rtol: float) -> WeightComparison:
     """Return how two tensors differ. A side that is not whole, or says two things, is `damaged`."""
     ours, theirs = pair.ours, pair.theirs
-    notes = list(dict.fromkeys((*ours.notes, *theirs.notes)))
-    plain = WeightComparison(
+    notes = dict.fromkeys((*ours.notes, *theirs.notes))
+    plain = partial(
+        WeightComparison,
         kind=pair.kind,
         name=ours.name,
         other_name=theirs.name,
-        verdict=WeightVerdict.DAMAGED,
         shapes=(ours.shape, theirs.shape),
         dtypes=(ours.dtype, theirs.dtype),
     )
     if ours.shape != theirs.shape:
         cut = same_rows(ours, theirs)
         if cut is None:
-            return replace(plain, verdict=WeightVerdict.SHAPE, notes=tuple(notes))
+            return plain(verdict=WeightVerdict.SHAPE, notes=tuple(notes))
         ours, theirs = cut[:2]
-        notes.append(cut[2])
+        notes[cut[2]] = None
     try:
         covers = [coverage(side.views, side.shape) for side in (ours, theirs)]
         faults = [
             fault for cover, side in zip(covers, (ours, theirs), strict=True) for fault in faults_of(files, cover, side)
         ]
         if faults:
-            return replace(plain, notes=(*notes, *faults))
-        return _judged(files, covers, replace(plain, notes=tuple(notes)), rtol)
+            return plain(verdict=WeightVerdict.DAMAGED, notes=(*notes, *faults))
+        return plain(**_judged(files, covers, (ours.dtype, theirs.dtype), tuple(notes), rtol))
     except CheckpointError as error:
-        return replace(plain, notes=(*notes, str(error)))
+        return plain(verdict=WeightVerdict.DAMAGED, notes=(*notes, str(error)))
 
 
 def faults_of(files: MappedFiles, cover: Coverage, tensor: PlacedTensor) -> Iterator[str]:
@@ -242,39 +262,41 @@ def _end(box: Any) -> list[int]:
     return [start + size for start, size in zip(box.starts, box.sizes, strict=True)]
 
 
-def _judged(files: MappedFiles, covers: list[Coverage], plain: WeightComparison, rtol: float) -> WeightComparison:
+def _judged(
+    files: MappedFiles, covers: list[Coverage], dtypes: tuple[str, str], notes: tuple[str, ...], rtol: float
+) -> dict[str, Any]:
+    """Return the fields of a `WeightComparison` that are found by reading both sides."""
     overlaps = list(intersections(covers[0].views, covers[1].views))
     sums = sums_of(files, overlaps)
-    found = replace(
-        plain,
-        count=sums.count,
-        unequal=sums.unequal,
-        relative=sums.relative,
-        cosine=sums.cosine,
-        distance=math.sqrt(sums.distance_square),
-        largest=sums.largest,
-        largest_at=place_of(overlaps, sums.largest_at) if sums.largest_at >= 0 else None,
-        ulps=sums.ulps,
-        norms=(math.sqrt(sums.our_square), math.sqrt(sums.their_square)),
-        nonfinite=(sums.our_nans + sums.our_infs, sums.their_nans + sums.their_infs),
-    )
+    found: dict[str, Any] = {
+        "count": sums.count,
+        "unequal": sums.unequal,
+        "relative": sums.relative,
+        "cosine": sums.cosine,
+        "distance": math.sqrt(sums.distance_square),
+        "largest": sums.largest,
+        "largest_at": place_of(overlaps, sums.largest_at) if sums.largest_at >= 0 else None,
+        "ulps": sums.ulps,
+        "norms": (math.sqrt(sums.our_square), math.sqrt(sums.their_square)),
+        "nonfinite": (sums.our_nans + sums.our_infs, sums.their_nans + sums.their_infs),
+    }
     if sums.first_unequal >= 0:
         place = place_of(overlaps, sums.first_unequal)
-        found = replace(found, first_at=place, first_values=values_at(files, overlaps, place))
-    verdict, target, note = _verdict(files, overlaps, sums, found, rtol)
-    return replace(found, verdict=verdict, rounded_to=target, notes=(*found.notes, *note))
+        found |= {"first_at": place, "first_values": values_at(files, overlaps, place)}
+    verdict, target, note = _verdict(files, overlaps, sums, dtypes, rtol)
+    return found | {"verdict": verdict, "rounded_to": target, "notes": (*notes, *note)}
 
 
 def _verdict(
-    files: MappedFiles, overlaps: list[Any], sums: PairSums, found: WeightComparison, rtol: float
+    files: MappedFiles, overlaps: list[Any], sums: PairSums, dtypes: tuple[str, str], rtol: float
 ) -> tuple[WeightVerdict, str | None, tuple[str, ...]]:
     if not sums.unequal:
         return WeightVerdict.IDENTICAL, None, ()
     if sums.relative <= _COARSE:
         for direction, said in ((0, "the second is the first"), (1, "the first is the second")):
-            wide, narrow = found.dtypes[direction], found.dtypes[1 - direction]
+            wide, narrow = dtypes[direction], dtypes[1 - direction]
             turned = overlaps if direction == 0 else [type(pair)(pair.theirs, pair.ours) for pair in overlaps]
-            for target in _targets(str(wide), str(narrow)):
+            for target in _targets(wide, narrow):
                 if are_rounded(files, turned, target):
                     return WeightVerdict.ROUNDING, target, (f"{said} rounded to {target}",)
     if sums.nonfinite:
@@ -304,5 +326,7 @@ def _with_hints(found: CheckpointComparison, work: list[TensorPair]) -> Checkpoi
     from trainermon.analysis.checkpoint.hints import hints_of
 
     hints = hints_of(found.tensors, {(pair.kind, pair.ours.name): pair for pair in work})
-    tensors = tuple(replace(tensor, hints=hints.get(number, ())) for number, tensor in enumerate(found.tensors))
-    return replace(found, tensors=tensors)
+    tensors = list(found.tensors)
+    for number, said in hints.items():
+        tensors[number] = replace(tensors[number], hints=said)
+    return replace(found, tensors=tuple(tensors))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from trainermon.analysis.checkpoint.boxes import Overlap, coverage, intersections
@@ -162,7 +161,8 @@ def _are_permuted(files: MappedFiles, pair: PairOfTensors) -> bool:
 
 def _row_norm(files: MappedFiles, tensor: PlacedTensor, row: int) -> float:
     only = rows_of(tensor, tensor.name, [RowMove(row, 1, 0)])
-    return sums_of(files, list(intersections(only.views, only.views))).our_square
+    views = list(only.views)
+    return sums_of(files, list(intersections(views, views))).our_square
 
 
 def are_equal(files: MappedFiles, ours: PlacedTensor, theirs: PlacedTensor) -> bool:
@@ -178,5 +178,5 @@ def are_equal(files: MappedFiles, ours: PlacedTensor, theirs: PlacedTensor) -> b
     if not overlaps:
         return False
     corner = tuple(min(size, 8) for size in overlaps[0].ours.sizes)
-    few = Overlap(*(replace(view, sizes=corner) for view in overlaps[0]))
+    few = Overlap(*(view._replace(sizes=corner) for view in overlaps[0]))
     return not sums_of(files, [few]).unequal and not sums_of(files, overlaps).unequal

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -96,8 +97,7 @@ class FlatRange:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of a tensor, as one file has it.
 
     Attributes:
@@ -109,6 +109,53 @@ class Piece:
     region: Box | FlatRange
     stored: StoredArray
     label: str
+
+
+class Chunks(Sequence[Piece]):
+    """Boxes of a tensor as its pieces, each made when it is asked for: kept, one takes 24 bytes and not 200."""
+
+    __slots__ = ("_boxes", "_like", "_offsets")
+
+    def __init__(self, boxes: Sequence[Box], like: Sequence[StoredArray], offsets: array[int]) -> None:
+        """Keep them.
+
+        Args:
+            boxes: Their regions. Of chunks in one place, the same object.
+            like: For each, an array that differs from its own in nothing but the offset, mostly the same object.
+            offsets: Of each, in bytes from the beginning of its file.
+        """
+        self._boxes, self._like, self._offsets = tuple(boxes), tuple(like), offsets
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    @overload
+    def __getitem__(self, index: int) -> Piece: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Piece, ...]: ...
+    def __getitem__(self, index: int | slice) -> Piece | tuple[Piece, ...]:
+        """Return a piece, or several."""
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        like = self._like[index]
+        return Piece(self._boxes[index], _moved(like, self._offsets[index]), like.path.name)
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield the pieces."""
+        last, label = None, ""
+        for box, like, offset in zip(self._boxes, self._like, self._offsets, strict=True):
+            if like is not last:
+                last, label = like, like.path.name
+            yield Piece(box, _moved(like, offset), label)
+
+    @property
+    def files(self) -> set[Path]:
+        """The files that they are in."""
+        return {like.path for like in {id(like): like for like in self._like}.values()}
+
+
+def _moved(like: StoredArray, offset: int) -> StoredArray:
+    return StoredArray(like.path, offset, like.dtype, like.shape, like.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +174,19 @@ class TensorPieces:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
     notes: tuple[str, ...] = ()
 
     @property
     def num_elements(self) -> int:
         """The product of the sizes."""
         return math.prod(self.shape)
+
+    @property
+    def files(self) -> set[Path]:
+        """The files that it is in."""
+        pieces = self.pieces
+        return pieces.files if isinstance(pieces, Chunks) else {piece.stored.path for piece in pieces}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

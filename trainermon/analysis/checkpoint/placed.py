@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainermon.analysis.checkpoint.boxes import PlacedView, views_of
@@ -25,7 +25,7 @@ class PlacedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    views: tuple[PlacedView, ...]
+    views: Iterable[PlacedView]
     notes: tuple[str, ...] = ()
 
     @property
@@ -49,21 +49,34 @@ class RowMove:
     to: int
 
 
+class _Views(Iterable[PlacedView]):
+    """The boxes of a tensor as it is in the checkpoint, made whenever they are looked at: there may be many."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: TensorPieces) -> None:
+        self._tensor = tensor
+
+    def __iter__(self) -> Iterator[PlacedView]:
+        return iter(views_of(self._tensor))
+
+
 def placed(tensor: TensorPieces) -> PlacedTensor:
     """Return a tensor of a checkpoint as boxes."""
-    return PlacedTensor(tensor.name, tensor.shape, tensor.dtype, tuple(views_of(tensor)), tensor.notes)
+    return PlacedTensor(tensor.name, tensor.shape, tensor.dtype, _Views(tensor), tensor.notes)
 
 
 def moved(tensor: PlacedTensor, moves: Sequence[RowMove]) -> list[PlacedView]:
     """Return the views of a tensor with rows moved; rows that no move names are left out."""
     found = []
+    views = list(tensor.views)
     for move in moves:
-        for view in tensor.views:
+        for view in views:
             low = max(view.starts[0], move.start)
             high = min(view.starts[0] + view.sizes[0], move.start + move.length)
             if low < high:
                 part = view.cut((low, *view.starts[1:]), (high - low, *view.sizes[1:]))
-                found.append(replace(part, starts=(low - move.start + move.to, *part.starts[1:])))
+                found.append(part._replace(starts=(low - move.start + move.to, *part.starts[1:])))
     return found
 
 
@@ -84,7 +97,7 @@ def rows_of(tensor: PlacedTensor, name: str, moves: Sequence[RowMove]) -> Placed
 def element_of(tensor: PlacedTensor, name: str, index: int) -> PlacedTensor:
     """Return one entry of a tensor's first dimension as a tensor without that dimension: a layer, an expert."""
     views = [
-        replace(view, starts=view.starts[1:], sizes=view.sizes[1:], strides=view.strides[1:])
+        view._replace(starts=view.starts[1:], sizes=view.sizes[1:], strides=view.strides[1:])
         for view in moved(tensor, [RowMove(index, 1, 0)])
     ]
     return PlacedTensor(name, tensor.shape[1:], tensor.dtype, tuple(views), tensor.notes)
@@ -93,7 +106,7 @@ def element_of(tensor: PlacedTensor, name: str, index: int) -> PlacedTensor:
 def transposed(tensor: PlacedTensor) -> PlacedTensor:
     """Return a tensor of two dimensions with both exchanged."""
     views = [
-        replace(view, starts=view.starts[::-1], sizes=view.sizes[::-1], strides=view.strides[::-1])
+        view._replace(starts=view.starts[::-1], sizes=view.sizes[::-1], strides=view.strides[::-1])
         for view in tensor.views
     ]
     return replace(tensor, shape=tensor.shape[::-1], views=tuple(views))

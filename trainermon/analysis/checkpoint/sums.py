@@ -6,6 +6,7 @@ import contextlib
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from trainermon.statistics import pairs
 from trainermon.statistics.pairs import BOX_WORDS, MAX_DIMS, PairSums
 
 _MAX_MAPPED = 128
+_MAX_TOUCHED = 1 << 24  # bytes of the files that stay in memory
+_AROUND = 1 << 16  # bytes that the system maps at once
 _CHUNK = 1 << 17  # elements that numpy looks at together: 1 MiB in float64
 
 
@@ -27,29 +30,39 @@ class MappedFiles:
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, tuple[mmap.mmap, npt.NDArray[np.uint8]]] = OrderedDict()
+        self._num_touched = 0  # bytes, about
 
-    def of(self, view: PlacedView) -> tuple[npt.NDArray[np.uint8], int]:
-        """Return the bytes of a view's file, and where in them the view's first element is.
+    def of(self, views: Sequence[PlacedView]) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+        """Yield for views of one dtype the bytes of their files, and where in them the first element of each is.
 
         Raises:
-            CheckpointError: the file is gone, cannot be read, or is shorter than it was.
+            CheckpointError: a file is gone, cannot be read, or is shorter than it was.
         """
-        stored = view.stored
-        if stored.path not in self._files:
-            self._add(stored.path)
-        self._files.move_to_end(stored.path)
-        found = self._files[stored.path][1]
-        width = storage_dtype(stored.dtype).itemsize
-        first = stored.offset + view.first * width
-        last = first + width * (1 + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True)))
-        if first < 0 or last > len(found):
-            raise CheckpointError(f"{stored.path} has {len(found):,} bytes, {last:,} are needed: copy it again")
-        return found, first
+        width = storage_dtype(views[0].stored.dtype).itemsize
+        path, found = None, None
+        for view in views:
+            stored = view.stored
+            if found is None or stored.path is not path:
+                path, found = stored.path, self._mapped(stored.path)
+            first = stored.offset + view.first * width
+            size = width * _span(view.sizes, view.strides)
+            if first < 0 or first + size > len(found):
+                raise CheckpointError(f"{path} has {len(found):,} bytes, {first + size:,} are needed: copy it again")
+            self._num_touched += max(size, _AROUND)
+            yield found, first
 
     def let_go(self) -> None:
-        """Give back the memory of what has been read; it is read from the files again if need be."""
-        for mapped, _ in self._files.values():
-            mapped.madvise(mmap.MADV_DONTNEED)
+        """Give back the memory of what has been read if it is much; it is read from the files again if need be."""
+        if self._num_touched >= _MAX_TOUCHED:
+            self._num_touched = 0
+            for mapped, _ in self._files.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _mapped(self, path: Path) -> npt.NDArray[np.uint8]:
+        if path not in self._files:
+            self._add(path)
+        self._files.move_to_end(path)
+        return self._files[path][1]
 
     def _add(self, path: Path) -> None:
         try:
@@ -140,7 +153,7 @@ def raw_of(files: MappedFiles, view: PlacedView) -> Raw:
     dtype = storage_dtype(view.stored.dtype)
     if not view.num_elements:
         return np.zeros(view.sizes, dtype)
-    mapped, first = files.of(view)
+    ((mapped, first),) = files.of([view])
     strides = tuple(stride * dtype.itemsize for stride in view.strides)
     found: Raw = np.ndarray(view.sizes, dtype, buffer=mapped, offset=first, strides=strides)
     return found
@@ -152,20 +165,29 @@ def _compiled(overlaps: Sequence[Overlap], ours: str, theirs: str) -> bool:
 
 
 def _boxes(files: MappedFiles, overlaps: Sequence[Overlap]) -> tuple[pairs.Boxes, list[Any]]:
+    """Return the table that the kernel takes, and what must stay alive meanwhile."""
     table = np.ones((len(overlaps), BOX_WORDS), np.int64)
-    alive: dict[int, Any] = {}
-    for row, (ours, theirs) in zip(table, overlaps, strict=True):
-        for side, view in enumerate((ours, theirs)):
-            mapped, first = files.of(view)
-            alive[id(mapped)] = mapped
-            row[side] = mapped.ctypes.data + first
-        dims = len(ours.sizes)
+    dims = len(overlaps[0].ours.sizes)
+    alive: dict[int, tuple[Any, int]] = {}  # maps and their addresses
+    for side, end in ((0, 2 + 2 * MAX_DIMS), (1, BOX_WORDS)):
+        views = [overlap[side] for overlap in overlaps]
+        starts = []
+        for mapped, first in files.of(views):
+            if id(mapped) not in alive:
+                alive[id(mapped)] = mapped, mapped.ctypes.data
+            starts.append(alive[id(mapped)][1] + first)
+        table[:, side] = starts
         if dims:
-            end = 2 + MAX_DIMS
-            row[end - dims : end] = ours.sizes
-            row[end + MAX_DIMS - dims : end + MAX_DIMS] = ours.strides
-            row[-dims:] = theirs.strides
+            table[:, end - dims : end] = [view.strides for view in views]
+    if dims:
+        table[:, 2 + MAX_DIMS - dims : 2 + MAX_DIMS] = [overlap.ours.sizes for overlap in overlaps]
     return table, list(alive.values())
+
+
+@lru_cache(maxsize=1024)
+def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return how many elements lie from the first of a view to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def _chunks(files: MappedFiles, overlaps: Sequence[Overlap]) -> Iterator[tuple[Raw, Raw]]:

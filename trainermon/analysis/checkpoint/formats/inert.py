@@ -95,12 +95,24 @@ class InertObject(metaclass=_Sealed):
 
     def attributes(self) -> Mapping[str, Any]:
         """Return its state by name, empty where that is none."""
-        state = self.state[0] if isinstance(self.state, tuple) and self.state else self.state
-        slots = self.state[1] if isinstance(self.state, tuple) and len(self.state) == 2 else None
-        return {**(state if isinstance(state, dict) else {}), **(slots if isinstance(slots, dict) else {})}
+        return attributes_in(self.state)
 
     def __repr__(self) -> str:
         return f"<{self.name or 'called'}>"
+
+
+def attributes_in(state: Any) -> Mapping[str, Any]:
+    """Return what a pickle sets on an object, by name, empty where that is nothing: a mapping, and one of slots."""
+    if type(state) is dict:
+        return state
+    parts = state[:2] if isinstance(state, tuple) else (state,)
+    return {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+
+
+class Record(metaclass=_Sealed):
+    """What objects of a known class become that there are many of: a subclass keeps what is needed, in slots."""
+
+    __slots__ = ()
 
 
 class Builder:

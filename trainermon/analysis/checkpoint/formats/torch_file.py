@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,24 +209,34 @@ class AlikeParts:
     but the first of them, only what stands before the elements is read, and not looked into.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, list[tuple[bytes, StoredArray]]] = {}
+    def __init__(self, file: RegularFile, heads: dict[int, list[tuple[bytes, StoredArray]]]) -> None:
+        """Take the file, and what is known of the heads of parts by their length; more is added to that."""
+        self._file, self._heads = file, heads
+        self._here: dict[bytes, StoredArray] = {}
 
-    def load(self, file: RegularFile, start: int, length: int) -> Any:
-        """Return what `load_torch_part` does, five times as fast for a tensor like one before.
+    def load(self, start: int, length: int) -> tuple[Any, int]:
+        """Return what `load_torch_part` does, ten times as fast for a tensor like one before.
+
+        Of a tensor, that is an array like it, of the same file, and the offset of its own elements.
 
         Raises:
             CheckpointError: as `load_torch_part`.
         """
+        file = self._file
         file.require(start, length)
-        known = self._known.setdefault(length, [])
+        known = self._heads.setdefault(length, [])
         for head, alike in known:
             if file.read(start, len(head)) == head:
-                return StoredArray(file.path, start + len(head), alike.dtype, alike.shape, alike.strides)
+                here = self._here.get(head)
+                if here is None:
+                    here = self._here[head] = replace(alike, path=file.path)
+                return here, start + len(head)
         found = load_torch_part(file, start, length)
-        if isinstance(found, StoredArray) and found.offset - start <= _MAX_HEAD and len(known) < _MAX_ALIKE:
+        if not isinstance(found, StoredArray):
+            return found, start
+        if found.offset - start <= _MAX_HEAD and len(known) < _MAX_ALIKE:
             known.append((file.read(start, found.offset - start), found))
-        return found
+        return found, found.offset
 
 
 def _unpickled(data: bytes, path: Path, places: _Places) -> Any:
