@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def _checkpoint_tensors(path: Path) -> list[StoredTensor]:
     ]
 
 
-def _part_of(number: int, pieces: tuple[Piece, ...]) -> str:
+def _part_of(number: int, pieces: Sequence[Piece]) -> str:
     if len(pieces) == 1:
         return ""
     region = pieces[number - 1].region
