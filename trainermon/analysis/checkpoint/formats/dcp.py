@@ -35,7 +35,7 @@ _SKIPPED = ("_extra_state", "/shard_")  # what layers of Transformer Engine keep
 Shape = tuple[int, ...]
 
 
-class _Chunk(Record):
+class _ChunkSizes(Record):
     """torch's ChunkStorageMetadata."""
 
     __slots__ = ("offsets", "sizes")
@@ -45,7 +45,7 @@ class _Chunk(Record):
         self.offsets, self.sizes = get("offsets"), get("sizes")
 
 
-class _Index(Record):
+class _EntryIndex(Record):
     """torch's MetadataIndex."""
 
     __slots__ = ("fqn", "offset")
@@ -55,7 +55,7 @@ class _Index(Record):
         self.fqn, self.offset = get("fqn"), get("offset")
 
 
-class _Place(Record):
+class _EntryPlace(Record):
     """torch's _StorageInfo."""
 
     __slots__ = ("length", "offset", "relative_path", "transforms")
@@ -67,9 +67,9 @@ class _Place(Record):
 
 
 _RECORDS = {
-    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata": _Chunk,
-    "torch.distributed.checkpoint.metadata.MetadataIndex": _Index,
-    "torch.distributed.checkpoint.filesystem._StorageInfo": _Place,
+    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata": _ChunkSizes,
+    "torch.distributed.checkpoint.metadata.MetadataIndex": _EntryIndex,
+    "torch.distributed.checkpoint.filesystem._StorageInfo": _EntryPlace,
 }
 
 
@@ -276,14 +276,18 @@ def _tensor(value: Any, layouts: _Layouts, path: Path) -> Described | None:
     properties, chunks = state.get("properties"), state["chunks"]
     kept = properties.state if isinstance(properties, InertObject) else None
     dtype = kept[0] if isinstance(kept, tuple) and kept else kept.get("dtype") if isinstance(kept, dict) else None
-    if not isinstance(dtype, str) or not isinstance(chunks, list) or not all(type(one) is _Chunk for one in chunks):
+    if (
+        not isinstance(dtype, str)
+        or not isinstance(chunks, list)
+        or not all(type(one) is _ChunkSizes for one in chunks)
+    ):
         raise CheckpointError(f"{path} does not say the dtype or the chunks of a tensor: copy it again")
     shape = layouts.shapes.of(state.get("size"))
     return Described(shape, dtype.removeprefix("torch."), layouts.of(shape, chunks), Found([], [], array("q")))
 
 
 def _item(index: Any, place: Any, shapes: _Shapes, path: Path) -> StoredItem:
-    if type(index) is not _Index or type(place) is not _Place:
+    if type(index) is not _EntryIndex or type(place) is not _EntryPlace:
         raise CheckpointError(f"{path} does not say where {index!r:.60} is stored: copy it again")
     name, offsets, file, start, length = index.fqn, index.offset, place.relative_path, place.offset, place.length
     if type(name) is not str or type(file) is not str or type(start) is not int or type(length) is not int:
