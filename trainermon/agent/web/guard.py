@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from trainermon.agent.web.access import TokenAccess
 from trainermon.core.signing import body_digest
+from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEADERS
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,25 +44,8 @@ STREAMS = frozenset({"/events"})
 READING_METHODS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a kubelet has no credentials
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
-)
-_HEADERS = (
-    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
+_HEADERS = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS)
+_POLICY = b"content-security-policy"
 
 _log = logging.getLogger(__name__)
 
@@ -295,7 +279,10 @@ def _with_headers(path: str, send: Send) -> Send:
 
     async def guarded_send(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *_HEADERS, (b"cache-control", cache)]
+            own = list(message.get("headers", ()))
+            if _POLICY not in dict(own):  # a page that is one file has a policy of its own
+                own.append((_POLICY, CONTENT_SECURITY_POLICY.encode()))
+            message["headers"] = [*own, *_HEADERS, (b"cache-control", cache)]
         await send(message)
 
     return guarded_send

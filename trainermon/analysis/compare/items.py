@@ -219,11 +219,12 @@ def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[DumpCall]:
             direction=direction,
             number=number,
             scope=split_key(parents[key])[0] if key in parents else "",
-            items=tuple(_items(value, direction)),
+            items=tuple(rows_of_entry(value, direction)),
         )
 
 
-def _items(value: Mapping[str, Any], direction: str) -> list[DumpRow]:
+def rows_of_entry(value: Mapping[str, Any], direction: str) -> list[DumpRow]:
+    """Return the rows of one entry of dump.json, in its order."""
     items: list[DumpRow] = []
     if direction == PARAMETERS_GRAD:
         for name, forms in value.items():

@@ -2,49 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.items import DumpRow, read_rows
+from trainermon.analysis.compare.items import DumpRow, rows_of_entry
 from trainermon.analysis.compare.verdicts import ResultRow
+from trainermon.analysis.graph.calls import GraphCall
+from trainermon.analysis.graph.entries import read_entry
 from trainermon.analysis.graph.page.packing import as_number
 from trainermon.analysis.graph.tree import GraphTree, NodeSide
+from trainermon.dump.files.reader import load_partial
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, STACK_FILE
 
-Details = dict[str, dict[str, Any]]
-
-
-def details_alone(tree: GraphTree, directory: Path, wanted: Iterable[int]) -> Details:
-    """Return the tensors of the calls of the nodes `wanted`, by the node's index, from the dump in `directory`."""
-    rows = read_rows(directory)
-    by_key = {call.key: call.items for call in rows.calls}
-    shown = {(key, False): [_row(row, None) for row in found] for key, found in by_key.items()}
-    return _details(tree, wanted, rows.stacks, shown)
+Details = dict[str, Any]
+Stacks = Mapping[str, Sequence[str]]
 
 
-def details_against(tree: GraphTree, comparison: Comparison, wanted: Iterable[int]) -> Details:
-    """Return the tensors of the nodes `wanted` on both sides of `comparison`, by the node's index."""
-    rows: dict[tuple[str, bool], list[dict[str, Any]]] = {
-        (call.key, call.target is None): [_compared(row) for row in call.rows] for call in comparison.calls
-    }
-    return _details(tree, wanted, comparison.stacks, rows)
+class NodeDetails(NamedTuple):
+    """What is known of the tensors of each call of one graph; looked up when it is asked for.
+
+    Attributes:
+        tree: The graph's tree.
+        rows: Returns the rows of a call; of one that only the golden dump has, those of that dump.
+        stacks: Returns the lines that made each call, by its key.
+    """
+
+    tree: GraphTree
+    rows: Callable[[GraphCall, NodeSide], list[Details]]
+    stacks: Callable[[], Stacks]
+
+    def of(self, place: int) -> Details | None:
+        """Return the tensors and the stack of the node `place`; None if it is no call of its own.
+
+        Raises:
+            DumpError: The dump has changed since it was read.
+        """
+        node = self.tree.nodes[place]
+        if node.call is None or node.slot:
+            return None
+        frames = () if node.side is NodeSide.GOLDEN else self.stacks().get(node.call.key, ())
+        return {"rows": self.rows(node.call, node.side), "stack": [" ".join(frame.split()) for frame in frames]}
+
+    def among(self, wanted: Iterable[int]) -> dict[str, Details]:
+        """Return those of the nodes `wanted`, by the node's index as text."""
+        found = ((str(place), self.of(place)) for place in wanted)
+        return {place: detail for place, detail in found if detail is not None}
 
 
-def _details(
-    tree: GraphTree,
-    wanted: Iterable[int],
-    stacks: Mapping[str, Sequence[str]],
-    rows: Mapping[tuple[str, bool], list[dict[str, Any]]],
-) -> Details:
-    found = {}
-    for place in wanted:
-        node = tree.nodes[place]
-        if node.call is not None and not node.slot:
-            is_golden = node.side is NodeSide.GOLDEN
-            stack = [] if is_golden else [" ".join(frame.split()) for frame in stacks.get(node.call.key, ())]
-            found[str(place)] = {"rows": rows.get((node.call.key, is_golden), []), "stack": stack}
-    return found
+def details_alone(tree: GraphTree, directory: Path) -> NodeDetails:
+    """Return the details of the dump in `directory`. Each is read from its place in the file."""
+    whole = directory / DUMP_FILE
+    path = whole if whole.is_file() else directory / PARTIAL_FILE
+
+    def rows(call: GraphCall, side: NodeSide) -> list[Details]:
+        del side  # there is one dump only
+        entry = read_entry(path, call.start, call.length)
+        return [_row(row, None) for row in rows_of_entry(entry, call.direction)]
+
+    return NodeDetails(tree, rows, cache(lambda: _stacks(directory)))
+
+
+def details_against(tree: GraphTree, comparison: Comparison) -> NodeDetails:
+    """Return the details of both sides of `comparison`."""
+    by_key = {(call.key, call.target is None): call for call in comparison.calls}
+
+    def rows(call: GraphCall, side: NodeSide) -> list[Details]:
+        result = by_key.get((call.key, side is NodeSide.GOLDEN))
+        return [] if result is None else [_compared(row) for row in result.rows]
+
+    return NodeDetails(tree, rows, lambda: comparison.stacks)
+
+
+def _stacks(directory: Path) -> Stacks:
+    if (directory / DUMP_FILE).is_file():
+        path = directory / STACK_FILE
+        found = json.loads(path.read_bytes()).values() if path.is_file() else ()
+    else:
+        found = load_partial(directory / PARTIAL_FILE).stacks.values()
+    return {key: frames for keys, frames in found for key in keys}
 
 
 def _compared(row: ResultRow) -> dict[str, Any]:

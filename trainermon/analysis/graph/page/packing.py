@@ -43,24 +43,27 @@ class PackedRank(NamedTuple):
     details: Mapping[str, Any]
 
 
-def pack(ranks: Sequence[PackedRank], golden: str = "") -> bytes:
+def pack(ranks: Sequence[PackedRank], golden: str = "", *, served: bool = False) -> bytes:
     """Return the bytes that `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
 
     What ranks have in common, tree and edges, is there once for all that have the same. `golden` is the folder that
-    they were held against.
+    they were held against. Where the page is `served`, it asks for details that it has not by their number: that of the
+    node, counted through all ranks.
     """
     body = bytearray()
     skeletons: dict[bytes, int] = {}
     known: list[dict[str, Any]] = []
-    members = []
+    members: list[dict[str, Any]] = []
+    num_details = 0
     for rank in ranks:
         columns, texts = _skeleton(rank)
         digest = hashlib.blake2b(b"".join(map(_raw, columns.values())) + json.dumps(texts).encode()).digest()
         if digest not in skeletons:
             skeletons[digest] = len(known)
             known.append({**texts, "columns": _laid_out(columns, body)})
-        members.append(_member(rank, skeletons[digest], body))
-    head = {"version": VERSION, "golden": golden, "skeletons": known, "members": members}
+        members.append({**_member(rank, skeletons[digest], body), "first_detail": num_details})
+        num_details += len(rank.tree.nodes)
+    head = {"version": VERSION, "golden": golden, "served": served, "skeletons": known, "members": members}
     text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
     return struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % _ALIGNMENT) + bytes(body)
 

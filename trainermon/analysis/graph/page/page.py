@@ -14,14 +14,17 @@ from trainermon.analysis.graph.page.joining import join_modules
 _WEB = Path(trainermon.__file__).parent / "dashboards" / "web"
 
 
-def render_page(title: str, packed: bytes) -> str:
+def render_page(title: str, packed: bytes, *, served: bool = False) -> str:
     """Return the page that shows the data `packed`, as `packing.pack` returns them.
 
-    A content policy allows this one script and no connection. Text of the dump is only ever in the data.
+    A content policy allows this one script, and no connection but, where it is `served`, to its server. Text of the
+    dump is only ever in the data.
     """
     script = join_modules(_WEB / "graph" / "graph.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:"
+    if served:
+        policy += "; connect-src 'self'"
     style = "".join((_WEB / name).read_text(encoding="utf-8") for name in ("style.css", "graph/graph.css"))
     data = base64.b64encode(gzip.compress(packed, mtime=0)).decode()
     return (

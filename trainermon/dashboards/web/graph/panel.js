@@ -1,6 +1,7 @@
 // What is known of the selected node: its tensors on both sides, why it is judged so, and the lines that called it.
 
 import { el } from "../dom.js";
+import { askFor, canAsk, detailOf } from "./details.js";
 import { ancestorsOf, classOf, KIND, nameOf, pathOf } from "./skeleton.js";
 import { MARKS } from "./scene.js";
 
@@ -19,7 +20,7 @@ export function showPanel(panel, graph, node, select) {
   const crumbs = ancestorsOf(graph, node).map((at) => el("button", { type: "button", cls: "crumb", onclick: () => select(at) }, nameOf(graph, at)));
   const key = graph.keys[node] ?? "";
   const said = graph.findings.find((finding) => finding.node === node);
-  const detail = graph.details[String(detailNode(graph, node))];
+  const detail = detailOf(graph, node);
   const rows = detail ? ownRows(graph, node, detail.rows) : [];
   const parts = [
     el("nav", { cls: "crumbs", "aria-label": "where it is" }, crumbs),
@@ -27,17 +28,31 @@ export function showPanel(panel, graph, node, select) {
     el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
     said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
     el("dl", {}, ...facts(graph, node, key)),
-    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim" }, emptyText(graph, node, Boolean(detail))),
+    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail))),
     detail?.stack.length ? el("section", {}, el("h3", {}, "Called in"), el("ol", { cls: "stack" }, detail.stack.map((frame) => el("li", {}, frame)))) : null,
   ];
   panel.replaceChildren(...parts.filter((part) => part !== null));
+  panel.dataset.node = `${graph.label} ${node}`;
+  if (canAsk(graph, node)) void complete(panel, graph, node, select);
 }
 
 /**
+ * Shows the tensors as soon as the server has told them, if the node is still the selected one.
+ * @param {HTMLElement} panel
  * @param {Graph} graph
  * @param {number} node
+ * @param {(node: number) => void} select
  */
-const detailNode = (graph, node) => (graph.kinds[node] === KIND.parameter ? graph.parents[node] : node);
+async function complete(panel, graph, node, select) {
+  const asked = panel.dataset.node;
+  try {
+    await askFor(graph, node);
+    if (panel.dataset.node === asked) showPanel(panel, graph, node, select);
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    if (panel.dataset.node === asked) panel.querySelector(".missing")?.replaceChildren(`Its tensors cannot be shown: ${why}`);
+  }
+}
 
 /**
  * @param {Graph} graph
@@ -80,6 +95,7 @@ function facts(graph, node, key) {
  */
 function emptyText(graph, node, hasDetail) {
   if (graph.kinds[node] < KIND.module) return "A group: select what is within it.";
+  if (canAsk(graph, node)) return "Reading its tensors…";
   return hasDetail ? "No tensor was recorded." : "Its tensors are not in this file: write it again with --details all.";
 }
 

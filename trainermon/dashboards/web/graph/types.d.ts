@@ -41,12 +41,15 @@ export interface RankHeader {
   sentence: string;
   findings: GraphFinding[];
   details: Record<string, NodeDetail>;
+  /** Number of the first node, counted through all ranks. */
+  first_detail: number;
   columns: Record<string, Column>;
 }
 
 export interface GraphHeader {
   version: number;
   golden: string;
+  served: boolean;
   skeletons: SharedTree[];
   members: RankHeader[];
 }
@@ -56,6 +59,7 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   texts: string[];
   keys: string[];
   golden: string;
+  served: boolean;
   count: number;
   sizes: Int32Array;
   parents: Int32Array;

@@ -1,0 +1,91 @@
+"""Which data the page of some graphs gets, and where the page goes: into a file, or to a reader."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
+from trainermon.analysis.graph.page.packing import PackedRank, pack
+from trainermon.analysis.graph.page.page import render_page
+from trainermon.analysis.graph.page.serving import LOOPBACK, GraphServer
+from trainermon.analysis.graph.reading import DumpGraph
+from trainermon.analysis.graph.screen import ancestors
+from trainermon.core.errors import DumpError
+from trainermon.core.private_files import replace_file
+
+DETAILS = ("all", "found")
+MAX_DETAILED = 20_000
+"""Pages of up to so many nodes have the details of all, if nothing else is asked for."""
+
+
+def shown_first(graphs: Sequence[DumpGraph]) -> DumpGraph:
+    """Return the first graph that has a finding; of none that has, the first."""
+    return next((one for one in graphs if one.found.findings), graphs[0])
+
+
+def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: str | None) -> None:
+    """Write the page of `graphs` to the file `path`, with the details that `choice`, one of `DETAILS`, names.
+
+    Raises:
+        DumpError: The file cannot be written, or a dump has changed since it was read.
+    """
+    ranks = [_packed(one, _details(one).among(_detailed(one, choice, len(graphs)))) for one in graphs]
+    page = render_page(_title(graphs), pack(ranks, golden))
+    try:
+        replace_file(path, page.encode())
+    except OSError as error:
+        raise DumpError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
+
+
+def open_server(graphs: Sequence[DumpGraph], address: str, *, golden: str, in_browser: bool) -> GraphServer:
+    """Return a server of the page of `graphs`, which listens at `address`, `HOST:PORT` with either left out or none.
+
+    Raises:
+        DumpError: It cannot listen there.
+    """
+    page = render_page(_title(graphs), pack([_packed(one, {}) for one in graphs], golden, served=True), served=True)
+    host, port = _address(address)
+    try:
+        server = GraphServer(page, [_details(one) for one in graphs], host=host, port=port)
+    except (OSError, OverflowError) as error:
+        raise DumpError(f"cannot listen on {host} port {port} ({error}): choose another with --serve") from error
+    if in_browser:
+        webbrowser.open(server.url)
+    return server
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Return host and port.
+
+    >>> _address(""), _address(":8000"), _address("localhost"), _address("0.0.0.0:80")
+    (('127.0.0.1', 0), ('127.0.0.1', 8000), ('localhost', 0), ('0.0.0.0', 80))
+    """
+    host, _, port = text.rpartition(":")
+    return (host or LOOPBACK, int(port)) if port.isdecimal() else (text or LOOPBACK, 0)
+
+
+def _title(graphs: Sequence[DumpGraph]) -> str:
+    shown = shown_first(graphs)
+    return f"{shown.tree.nodes[0].name}: {shown.found.sentence}"
+
+
+def _details(graph: DumpGraph) -> NodeDetails:
+    if graph.comparison is None:
+        return details_alone(graph.tree, graph.directory)
+    return details_against(graph.tree, graph.comparison)
+
+
+def _packed(graph: DumpGraph, details: Mapping[str, Any]) -> PackedRank:
+    return PackedRank(graph.label, str(graph.directory), graph.tree, graph.found, find_flow(graph.tree), details)
+
+
+def _detailed(graph: DumpGraph, choice: str | None, num_dumps: int) -> list[int]:
+    places = range(len(graph.tree.nodes))
+    if choice == "all" or (choice is None and len(places) * num_dumps <= MAX_DETAILED):
+        return list(places)
+    wrong = {one.node for one in graph.found.findings}
+    return sorted(wrong.union(*(ancestors(graph.tree, node) for node in wrong)))

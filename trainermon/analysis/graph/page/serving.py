@@ -1,0 +1,137 @@
+"""Serves the page of a graph to whoever has its address, and the details of nodes as they are asked for."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import hmac
+import json
+import secrets
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
+
+from trainermon.analysis.graph.page.details import NodeDetails
+from trainermon.core.errors import DumpError
+from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEADERS, policy_of
+
+LOOPBACK = "127.0.0.1"
+DETAILS = "details/"
+_READ_LIMIT_S = 10.0
+
+
+class GraphServer(ThreadingHTTPServer):
+    """Answers two kinds of addresses: the page, and `details/NUMBER` beside it. Neither names a file.
+
+    Both begin with a secret, so other users of the machine and foreign pages in the reader's browser find nothing.
+
+    Args:
+        page: The page, as one file.
+        details: Those of each rank, in the order of the page.
+        host: Address to listen on.
+        port: Port to listen on; 0 lets the system choose.
+
+    Raises:
+        OSError: It cannot be listened on.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, page: str, details: Sequence[NodeDetails], *, host: str = LOOPBACK, port: int = 0) -> None:
+        super().__init__((host, port), _Handler)
+        self.page = page.encode()
+        self.policy = policy_of(self.page)
+        self.secret = secrets.token_urlsafe(24)
+        self._details = details
+        self._ends = list(accumulate(len(one.tree.nodes) for one in details))
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/{self.secret}/"
+
+    def detail(self, number: int) -> bytes | None:
+        """Return the details of a node, counted through all ranks, as JSON; None if it has none.
+
+        Raises:
+            DumpError: The dump has changed since it was read.
+        """
+        rank = bisect_right(self._ends, number)
+        if rank == len(self._ends):
+            return None
+        found = self._details[rank].of(number - (self._ends[rank - 1] if rank else 0))
+        return None if found is None else json.dumps(found, allow_nan=False).encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: GraphServer
+    protocol_version = "HTTP/1.1"
+    timeout = _READ_LIMIT_S
+
+    def do_GET(self) -> None:
+        secret, _, rest = self.path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page: copy the whole address")
+        elif not rest:
+            self._answer(self.server.page, "text/html; charset=utf-8", self.server.policy)
+        elif rest.startswith(DETAILS) and rest[len(DETAILS) :].isascii() and rest[len(DETAILS) :].isdecimal():
+            self._answer_detail(int(rest[len(DETAILS) :]))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here")
+
+    def _answer_detail(self, number: int) -> None:
+        try:
+            found = self.server.detail(number)
+        except (DumpError, OSError) as error:
+            self._refuse(HTTPStatus.GONE, str(error))
+            return
+        if found is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "this node has no tensors of its own")
+        else:
+            self._answer(found, "application/json")
+
+    def _answer(self, body: bytes, kind: str, policy: str = CONTENT_SECURITY_POLICY) -> None:
+        tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(HTTPStatus.NOT_MODIFIED, b"", {"ETag": tag}, policy)
+            return
+        headers = {"Content-Type": kind, "ETag": tag, "Vary": "Accept-Encoding"}
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, 6, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+        self._send(HTTPStatus.OK, body, headers, policy)
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        self._send(status, json.dumps({"detail": reason}).encode(), {"Content-Type": "application/json"})
+
+    def _send(
+        self, status: HTTPStatus, body: bytes, headers: dict[str, str], policy: str = CONTENT_SECURITY_POLICY
+    ) -> None:
+        self.send_response(status)
+        for name, value in (*headers.items(), *SECURITY_HEADERS, ("content-security-policy", policy)):
+            self.send_header(name, value)
+        self.send_header("cache-control", "private, no-cache")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "trainermon"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the address has a secret, and the terminal the sentence."""
+        del format, args
+
+
+def serve(server: GraphServer) -> None:
+    """Answer until Ctrl-C."""
+    with server:
+        sys.stderr.write(f"{server.url}\nCtrl-C ends it\n")
+        sys.stderr.flush()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
