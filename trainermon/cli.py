@@ -21,6 +21,7 @@ COMMANDS = {
     "replay": ("trainermon.analysis.diagnosis.replay_command", "re-run a step that was saved to disk, in this process"),
     "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),
     "graph": ("trainermon.analysis.graph.command", "show the calls of a dump as a tree, and where it goes wrong"),
+    "source": ("trainermon.analysis.source.command", "show which lines of code made the calls that go wrong"),
     "check": ("trainermon.analysis.check.command", "judge the operations of a dump, or of a device, against float64"),
     "script": ("trainermon.analysis.script.command", "write a script that reproduces one recorded call"),
     "env": ("trainermon.analysis.environment.command", "collect and compare what trainings run on and with"),

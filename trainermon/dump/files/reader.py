@@ -141,6 +141,23 @@ def _load_raw(directory: Path) -> RawDump:
     raise DumpError(f"{directory} holds no dump: expected {DUMP_FILE}, or {PARTIAL_FILE} of a killed process")
 
 
+def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
+    """Return, by a call's key, the lines of the script that made it, innermost first; empty where none were dumped.
+
+    Reads stack.json alone, or the lines of a dump that was cut off.
+
+    Raises:
+        DumpError: The file is damaged.
+    """
+    directory = Path(directory)
+    with well_formed(directory):
+        if not (directory / DUMP_FILE).exists() and (directory / PARTIAL_FILE).is_file():
+            stacks = load_partial(directory / PARTIAL_FILE).stacks
+        else:
+            stacks = _load_json(directory / STACK_FILE) or {}
+        return {key: tuple(frames) for keys, frames in stacks.values() for key in keys}
+
+
 def load_partial(path: Path) -> RawDump:
     """Return what the final files of a dump would hold, from the file of lines `path` that its writer left.
 

@@ -80,6 +80,9 @@ class Sources:
     classes: Mapping[str, ClassPlace] = dataclasses.field(default_factory=dict)
 
 
+NO_SOURCES = Sources()
+
+
 def parse_frame(text: str) -> SourceFrame | None:
     r"""Return the parts of a frame's text, in our wording, msprobe's, or on one line; None if it names no line.
 
@@ -142,7 +145,7 @@ def read_sources(directory: Path) -> Sources:
         places = found["classes"].items()
         classes = {name: ClassPlace(str(file), int(line), int(at)) for name, (file, line, at) in places}
     except FileNotFoundError:
-        return Sources()
+        return NO_SOURCES
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DumpError(
             f"{path} cannot be read ({type(error).__name__}: {error}): it is damaged; delete it, and lines of code "

@@ -28,10 +28,10 @@ from trainermon.analysis.diagnosis.findings import (
     RankFinding,
     RankRole,
 )
-from trainermon.analysis.diagnosis.page.code import excerpt
 from trainermon.analysis.diagnosis.page.history import curves
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.page.values import look
+from trainermon.analysis.source.excerpts import excerpt
 from trainermon.cli import main
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.dump.debugger import PrecisionDebugger

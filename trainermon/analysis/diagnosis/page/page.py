@@ -18,7 +18,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankFinding,
     RankRole,
 )
-from trainermon.analysis.diagnosis.page.code import excerpt, render_excerpt
+from trainermon.analysis.diagnosis.page.code import render_excerpt
 from trainermon.analysis.diagnosis.page.curves import draw
 from trainermon.analysis.diagnosis.page.history import curves
 from trainermon.analysis.diagnosis.page.markup import STYLE, section, table, text
@@ -26,6 +26,7 @@ from trainermon.analysis.diagnosis.page.over_run import chain_table, verdict_tab
 from trainermon.analysis.diagnosis.page.values import DumpView, look, render_view
 from trainermon.analysis.diagnosis.report import describe_classification, describe_tensor
 from trainermon.analysis.diagnosis.wording import counted, phase_name
+from trainermon.analysis.source.excerpts import excerpt
 from trainermon.core.values import as_plain
 
 MAX_RANKS = 1024
@@ -124,7 +125,7 @@ def _code(diagnosis: Diagnosis, dump: DumpView) -> Iterator[str]:
     made = diagnosis.classification.source if diagnosis.classification is not None else ""
     called = diagnosis.source if diagnosis.source != made else ""
     for title, frame in (("Made in", made), ("Called in", called)):
-        found = excerpt(frame) if frame else None
+        found = excerpt(frame, dump.sources) if frame else None
         if found is not None:
             yield render_excerpt(found, title)
         elif frame:

@@ -17,6 +17,7 @@ from trainermon.analysis.tensor.screen import number, position, window
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import FORWARD, Dump, EntryRecord
+from trainermon.dump.files.sources import NO_SOURCES, Sources, read_sources
 
 _GRADIENT = "gradient of "
 _OTHER_SIDE = {"input": "output", "output": "input"}
@@ -44,10 +45,12 @@ class DumpView:
 
     Attributes:
         stack: The lines of the script that made the bad call, innermost first.
+        sources: The source code that the dump has kept.
         tensor: The bad tensor; None: it was not saved.
     """
 
     stack: tuple[str, ...] = ()
+    sources: Sources = NO_SOURCES
     tensor: TensorView | None = None
 
 
@@ -60,11 +63,12 @@ def look(run_dir: Path, diagnosis: Diagnosis) -> DumpView:
         return DumpView()
     try:
         dump = read_dump(run_dir / diagnosis.dump)
+        sources = read_sources(dump.directory)
     except DumpError:
         return DumpView()
     entries = [entry for entry in dump.entries if (entry.module, entry.call) == (diagnosis.module, diagnosis.call)]
     stack = next((entry.stack for entry in entries if entry.stack), ())
-    return DumpView(stack=stack, tensor=_tensor(dump, entries, diagnosis))
+    return DumpView(stack=stack, sources=sources, tensor=_tensor(dump, entries, diagnosis))
 
 
 def _tensor(dump: Dump, entries: list[EntryRecord], diagnosis: Diagnosis) -> TensorView | None:

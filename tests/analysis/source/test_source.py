@@ -1,0 +1,224 @@
+"""`trainermon source`, on dumps of a model that is written to a file, run, and edited between two dumps."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from trainermon.analysis.source.excerpts import excerpt
+from trainermon.cli import main
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.sources import read_sources
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from trainermon import PrecisionDebugger
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(4, 4)
+        self.fc2 = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.fc1(x)
+        h = torch.relu(h)
+        return self.fc2(h) + x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+torch.manual_seed(0)
+net = Net()
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="mix")
+debugger.start(net)
+net(torch.randn(2, 4)).sum().backward()
+debugger.stop()
+debugger.step()
+"""
+RELU = "        h = torch.relu(h)"
+
+
+def line_of(text, part):
+    (number,) = [number for number, line in enumerate(text.splitlines(), 1) if part in line]
+    return number
+
+
+def trained(folder, text):
+    """Run the script `text`; return the folder of its dumps."""
+    folder.mkdir()
+    (folder / "train.py").write_text(text)
+    subprocess.run([sys.executable, folder / "train.py", folder / "dumps"], check=True, env=os.environ)
+    return folder / "dumps"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("source") / "sound", SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("source") / "faulty", SCRIPT.replace(RELU, RELU + " * 1.125"))
+
+
+@pytest.fixture(scope="module")
+def infinite(tmp_path_factory):
+    text = SCRIPT.replace(RELU, "        h = torch.log(torch.relu(h) * 0)")
+    return trained(tmp_path_factory.mktemp("source") / "infinite", text)
+
+
+def document(capsys, *words):
+    assert main(["source", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_every_call_belongs_to_the_line_that_made_it(sound, capsys):
+    lines = {line["line"]: line for line in document(capsys, sound)["lines"]}
+
+    calls = {line_of(SCRIPT, part): part for part in ("self.fc1(x)", "torch.relu(h)", "self.fc2(h) + x", "= block(x)")}
+    # of three blocks: a Linear and the linear in it; a relu; a Linear, the linear in it and an addition; the block
+    assert [lines[number]["forwards"] for number in calls] == [6, 3, 9, 3]
+    assert [lines[number]["backwards"] for number in calls] == [6, 3, 9, 3]
+    assert all(part in lines[number]["code"] for number, part in calls.items())
+    assert {line["verdict"] for line in lines.values()} == {"none"}
+
+
+def test_the_counts_are_those_of_the_dump(sound, capsys):
+    keys = json.loads(next(sound.rglob("dump.json")).read_bytes())["data"]
+    directions = Counter(
+        "backward" if ".backward" in key else "forward" for key in keys if "parameters_grad" not in key
+    )
+
+    lines = document(capsys, sound)["lines"]
+
+    assert sum(line["forwards"] for line in lines) == directions["forward"]
+    assert sum(line["backwards"] for line in lines) == directions["backward"]
+
+
+def test_the_line_that_makes_infinities_comes_first(infinite, capsys):
+    text = (infinite.parent / "train.py").read_text()
+    assert main(["source", str(infinite)]) == 0
+
+    shown = capsys.readouterr().out.splitlines()
+
+    first = next(line for line in shown if line.startswith("▲"))
+    assert first.split()[1] == str(line_of(text, "torch.log"))
+    assert "h = torch.log(torch.relu(h) * 0)" in first
+
+
+def test_code_that_differs_is_shown_above_the_numbers(faulty, sound, capsys):
+    found = document(capsys, faulty, sound)
+
+    (difference,) = found["different_code"]
+    changed = [line for line in difference["diff"] if line[0] in "+-"]
+    assert changed == [f"-{RELU}", f"+{RELU} * 1.125"]
+    assert any(line["verdict"] in ("warning", "error", "blamed") for line in found["lines"])
+    main(["source", str(faulty), str(sound)])
+    shown = capsys.readouterr().out
+    assert shown.index("The code differs, too") < shown.index("▲")
+
+
+def test_equal_code_is_no_difference(sound, capsys):
+    assert document(capsys, sound, sound)["different_code"] == []
+
+
+def test_all_lines_of_a_file_are_shown_as_they_stand_in_it(sound, capsys):
+    main(["source", str(sound), "--lines", "train.py"])
+
+    shown = capsys.readouterr().out.splitlines()
+
+    for number, line in enumerate(SCRIPT.splitlines(), 1):
+        (row,) = [row for row in shown[3:] if row[2:7].strip() == str(number)]
+        assert row[30:] == line
+
+
+def test_lines_around_one_are_shown(sound, capsys):
+    number = line_of(SCRIPT, "torch.relu(h)")
+    main(["source", str(sound), "--lines", f"train.py:{number}"])
+
+    shown = capsys.readouterr().out
+
+    assert "torch.relu(h)" in shown
+    assert "debugger.step()" not in shown
+
+
+def test_a_file_without_calls_is_refused_and_those_with_calls_are_named(sound, capsys):
+    assert main(["source", str(sound), "--lines", "model.py"]) == 1
+    assert "model.py is none of the files with calls: expected one of" in capsys.readouterr().err
+
+
+def test_the_lines_are_those_that_ran_although_the_file_has_gone(tmp_path):
+    dumps = trained(tmp_path / "gone", SCRIPT)
+    (directory,) = dumps.glob("step0/rank*")
+    frame = f"File {tmp_path}/gone/train.py, line {line_of(SCRIPT, 'torch.relu(h)')}, in forward, \n h = torch.relu(h)"
+    (tmp_path / "gone" / "train.py").unlink()
+
+    found = excerpt(frame, read_sources(directory))
+
+    assert found.missing == ""
+    assert [(number, text) for number, text in found.context if text == RELU] == [(found.line, RELU)]
+    assert excerpt(frame).missing == "the file is not on this machine"
+
+
+def test_kept_lines_are_python(sound):
+    (directory,) = sound.glob("step0/rank*")
+
+    file = read_sources(directory).files[str(sound.parent / "train.py")]
+
+    assert ast.dump(ast.parse("\n".join(file.parts[0].lines))) == ast.dump(ast.parse(SCRIPT))
+
+
+def test_the_exit_status_tells_of_lines_at_fault(sound, infinite, capsys):
+    assert main(["source", str(sound), "--exit-code"]) == 0
+    assert main(["source", str(infinite), "--exit-code"]) == 3
+    capsys.readouterr()
+
+
+def test_dumps_of_msprobe_have_lines_too(capsys):
+    recorded = Path(__file__).parents[1] / "compare" / "recorded"
+
+    found = document(capsys, recorded / "faulty", recorded / "sound")
+
+    assert any(line["verdict"] == "blamed" and line["file"].endswith(".py") for line in found["lines"])
+
+
+def test_a_damaged_file_of_sources_is_named(tmp_path):
+    dumps = trained(tmp_path / "damaged", SCRIPT)
+    (directory,) = dumps.glob("step0/rank*")
+    (directory / "sources.json").write_text("{")
+
+    with pytest.raises(DumpError, match=r"sources\.json cannot be read"):
+        read_sources(directory)
+    assert main(["source", str(dumps)]) == 1
+
+
+def test_code_is_text_on_the_page(tmp_path, capsys):
+    hostile = SCRIPT.replace("self.fc1(x)", 'self.fc1(x)  # <script>alert("x")</script>')
+    dumps = trained(tmp_path / "hostile", hostile)
+    page = tmp_path / "page.html"
+
+    main(["source", str(dumps), "-o", str(page)])
+
+    capsys.readouterr()
+    text = page.read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "default-src 'none'" in text

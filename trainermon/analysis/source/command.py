@@ -1,0 +1,82 @@
+"""`trainermon source`: the lines of code whose calls go wrong, and every line of a file with what its calls did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.source.lines import LineCalls, by_gravity
+from trainermon.analysis.source.page import render_page
+from trainermon.analysis.source.report import SourceReport, read_report
+from trainermon.analysis.source.screen import render
+from trainermon.core.errors import DumpError
+from trainermon.core.private_files import replace_file
+
+SCHEMA = 1
+DIFFERENT = 3
+"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `trainermon source`."""
+    parser.add_argument("path", type=Path, help="a dump, or a folder of steps, ranks or a run; ours or msprobe's")
+    parser.add_argument("golden", type=Path, nargs="?", help="the dump to hold it against, taken to be right")
+    parser.add_argument(
+        "-l", "--lines", metavar="FILE[:LINE]", help="show every line of this file that was kept, or those around LINE"
+    )
+    parser.add_argument("--step", type=int, help="only this step")
+    parser.add_argument("--rank", type=int, help="only this rank")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write one page that needs nothing else")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/source.md")
+    parser.add_argument(
+        "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a line is at fault, instead of 0"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the lines at fault, or all lines of a file; return 0, or `DIFFERENT` if that was asked for.
+
+    Raises:
+        DumpError: There is no dump, it is damaged, or no call was made in the file that was asked for.
+    """
+    report = read_report(args.path, args.golden, step=args.step, rank=args.rank)
+    if args.json:
+        sys.stdout.write(json.dumps(as_document(report), indent=1) + "\n")
+    else:
+        sys.stdout.write(render(report, args.lines))
+    if args.output is not None:
+        try:
+            replace_file(args.output, render_page(report).encode())
+        except OSError as error:
+            raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
+        sys.stderr.write(f"wrote {args.output}\n")
+    return DIFFERENT if args.exit_code and by_gravity(report.lines) else 0
+
+
+def as_document(report: SourceReport) -> dict[str, Any]:
+    """Return what `trainermon source --json` prints, see docs/source.md."""
+    return {
+        "schema": SCHEMA,
+        "sentence": report.sentence,
+        "lines": [_line(line) for line in report.lines],
+        "different_code": [{"file": one.file, "diff": list(one.lines)} for one in report.differences],
+    }
+
+
+def _line(line: LineCalls) -> dict[str, Any]:
+    return {
+        "file": line.file,
+        "line": line.line,
+        "function": line.function,
+        "code": line.code,
+        "forwards": line.forwards,
+        "backwards": line.backwards,
+        "verdict": line.verdict.name.lower(),
+        "error": line.error if math.isfinite(line.error) else None,
+        "nonfinite": line.nonfinite,
+        "messages": [{"key": key, "message": said} for key, said in line.messages],
+    }

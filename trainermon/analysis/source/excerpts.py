@@ -1,0 +1,75 @@
+"""The lines of code around a frame: as the dump has kept them, else from the file on this machine if it still fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainermon.dump.files.sources import NO_SOURCES, SourceFrame, Sources, parse_frame
+
+CONTEXT = 5
+_MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeExcerpt:
+    """A line of the user's code, to be shown with its surroundings.
+
+    Attributes:
+        file: Path of the source file.
+        line: Number of the line.
+        function: The function around it.
+        code: The line's text, as recorded.
+        context: The lines around it: (number, text).
+        missing: Why there are none; "" if there are.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+    context: tuple[tuple[int, str], ...] = ()
+    missing: str = ""
+
+
+def excerpt(frame: str, sources: Sources = NO_SOURCES) -> CodeExcerpt | None:
+    """Return the source lines around `frame` (`File …, line N, in f: code`); None if it names no line.
+
+    They are those of `sources`, what the dump has kept. Without them, the file on this machine is looked into if it is
+    Python and its line is the one that was recorded: what a dump names might be any file of this machine, and what is
+    shown may be passed on.
+    """
+    place = parse_frame(frame)
+    if place is None:
+        return None
+    first, lines, missing = _around(place, sources)
+    at = place.line - first
+    context = tuple(enumerate(lines, first))[max(0, at - CONTEXT) : at + CONTEXT + 1]
+    return CodeExcerpt(
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        code=place.code,
+        context=() if missing else context,
+        missing=missing,
+    )
+
+
+def _around(place: SourceFrame, sources: Sources) -> tuple[int, tuple[str, ...], str]:
+    """Return the number of a first line, lines from there on, and why there are none."""
+    kept = sources.files.get(place.file)
+    part = kept.around(place.line) if kept is not None else None
+    if part is not None and part.lines[place.line - part.first].strip() == place.code:
+        return part.first, part.lines, ""
+    lines, missing = _read(Path(place.file))
+    fits = place.code and 0 < place.line <= len(lines) and lines[place.line - 1].strip() == place.code
+    return 1, lines, missing or ("" if fits else "the file has changed since")
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], str]:
+    try:
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return (), "the file is not on this machine"
+        return tuple(path.read_text(encoding="utf-8").split("\n")), ""
+    except (OSError, ValueError) as error:
+        return (), f"the file cannot be read: {error}"

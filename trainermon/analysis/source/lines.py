@@ -1,0 +1,117 @@
+"""What each line of source code did: how often it ran, in which direction, and what is wrong with its calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainermon.analysis.graph.findings import NodeVerdict
+from trainermon.analysis.graph.reading import DumpGraph
+from trainermon.analysis.graph.tree import GraphKind, NodeSide
+from trainermon.dump.files.reader import read_stacks
+from trainermon.dump.files.records import BACKWARD, FORWARD
+from trainermon.dump.files.sources import SourceFrame, parse_frame
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+
+
+@dataclass(slots=True, kw_only=True)
+class LineCalls:
+    """The calls that one line of source code made, over all dumps that were looked at.
+
+    Attributes:
+        file: Path of the file.
+        line: Number of the line.
+        function: The function around it.
+        code: Its text.
+        forwards: How many calls there were.
+        backwards: How many backwards of such calls.
+        verdict: The worst verdict of any of them.
+        error: Largest relative difference of their results; NaN: none is known.
+        nonfinite: How many of them gave a value that is not finite.
+        messages: What is said of those where something began: the call's key, and the sentence.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+    forwards: int = 0
+    backwards: int = 0
+    verdict: NodeVerdict = NodeVerdict.NONE
+    error: float = math.nan
+    nonfinite: int = 0
+    messages: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the file belongs to an installed package, and not to the user's own code."""
+        return any(part in self.file for part in _LIBRARIES)
+
+
+def lines_of(graphs: Iterable[DumpGraph]) -> list[LineCalls]:
+    """Return the lines that made calls, in the order of files and lines.
+
+    A call belongs to one line of each file in its stack, the innermost. A backward belongs to the line of its forward.
+    Cost: all graphs are read once, one at a time.
+    """
+    found: dict[tuple[str, int], LineCalls] = {}
+    for graph in graphs:
+        _add(found, graph)
+    return [found[place] for place in sorted(found)]
+
+
+def by_gravity(lines: Iterable[LineCalls]) -> list[LineCalls]:
+    """Return the lines of which something is known to be wrong, the worst first, the user's own before a library's."""
+    wrong = [line for line in lines if line.verdict >= NodeVerdict.WARNING or line.nonfinite]
+    return sorted(wrong, key=lambda line: (-line.verdict, line.is_library, -_size(line.error), line.file, line.line))
+
+
+def _size(error: float) -> float:
+    return 0.0 if math.isnan(error) else error
+
+
+def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
+    stacks = read_stacks(graph.directory)
+    places: dict[tuple[str, ...], tuple[SourceFrame, ...]] = {}
+    said = {finding.node: finding.message for finding in graph.found.findings}
+    columns = zip(
+        graph.tree.nodes,
+        graph.found.verdicts.tolist(),
+        graph.found.errors.tolist(),
+        graph.found.nonfinite.tolist(),
+        strict=True,
+    )
+    for at, (node, verdict, error, is_nonfinite) in enumerate(columns):
+        if node.call is None or node.side is NodeSide.GOLDEN:
+            continue
+        stack = _stack(stacks, node.call.key)
+        if stack not in places:
+            places[stack] = tuple(_innermost(stack))
+        for frame in places[stack]:
+            line = found.get((frame.file, frame.line))
+            if line is None:
+                line = found[frame.file, frame.line] = LineCalls(**frame._asdict())
+            line.verdict = max(line.verdict, NodeVerdict(verdict))
+            line.error = max(line.error, error) if line.error == line.error else error
+            line.nonfinite += is_nonfinite
+            if node.kind is not GraphKind.PARAMETER:
+                line.forwards += node.direction != BACKWARD
+                line.backwards += node.direction == BACKWARD and node.kind is not GraphKind.GRADIENTS
+            if at in said:
+                line.messages += ((f"{node.call.key}{f'.{node.slot}' if node.slot else ''}", said[at]),)
+
+
+def _stack(stacks: Mapping[str, tuple[str, ...]], key: str) -> tuple[str, ...]:
+    """Return the frames of a call; of a backward those of its forward."""
+    return stacks.get(key) or stacks.get(f".{FORWARD}".join(key.rsplit(f".{BACKWARD}", 1)), ())
+
+
+def _innermost(stack: Sequence[str]) -> Iterator[SourceFrame]:
+    """Yield the innermost frame of each file."""
+    files = set()
+    for frame in filter(None, map(parse_frame, stack)):
+        if frame.file not in files:
+            files.add(frame.file)
+            yield frame

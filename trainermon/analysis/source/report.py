@@ -1,0 +1,136 @@
+"""The lines of code behind the calls of dumps, their texts, and whether two dumps ran the same code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from trainermon.analysis.graph.reading import DumpGraph, read_graphs
+from trainermon.analysis.source.lines import LineCalls, lines_of
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.sources import SourceFile, Sources, read_sources
+
+_MAX_NAMED = 12
+
+
+class CodeDifference(NamedTuple):
+    """A file of which the two sides have run different code.
+
+    Attributes:
+        file: Its path on the target's side.
+        lines: The lines of a unified diff, from golden to target, without its head.
+    """
+
+    file: str
+    lines: tuple[str, ...]
+
+
+class SourceReport(NamedTuple):
+    """The lines of code behind the calls of dumps.
+
+    Attributes:
+        sentence: What is wrong, in one line, as `trainermon graph` says it.
+        lines: The lines that made calls, by file and number.
+        texts: By file, the text of each line that was kept, by its number; with what stacks tell of the others.
+        differences: Files whose code differs between the two sides; none without a golden dump.
+        has_golden: Whether there was one.
+    """
+
+    sentence: str
+    lines: tuple[LineCalls, ...]
+    texts: Mapping[str, Mapping[int, str]]
+    differences: tuple[CodeDifference, ...]
+    has_golden: bool
+
+    def file_named(self, name: str) -> str:
+        """Return the path that ends in `name`, of those with calls.
+
+        Raises:
+            DumpError: There is none, or several.
+        """
+        files = sorted({line.file for line in self.lines})
+        found = [file for file in files if file == name or file.endswith(f"/{name}")]
+        if len(found) == 1:
+            return found[0]
+        if not files:
+            raise DumpError(f"{name} cannot be shown: the dump has no stacks, so no call is known to be made in a file")
+        wrong = "is the end of several files" if found else "is none of the files"
+        raise DumpError(f"{name} {wrong} with calls: expected one of {', '.join((found or files)[:_MAX_NAMED])}")
+
+
+def read_report(
+    path: Path, golden: Path | None = None, *, step: int | None = None, rank: int | None = None
+) -> SourceReport:
+    """Return the lines of code behind the calls of the dumps below `path`, held against those below `golden`.
+
+    Raises:
+        DumpError: There is no dump of that step and rank, or one is damaged.
+    """
+    seen = _Seen()
+    lines = lines_of(seen.noting(read_graphs(path, golden, step=step, rank=rank)))
+    return SourceReport(
+        sentence=seen.sentence,
+        lines=tuple(lines),
+        texts=_texts(lines, seen.target),
+        differences=tuple(differences(seen.target, seen.golden)),
+        has_golden=golden is not None,
+    )
+
+
+class _Seen:
+    """What is kept of graphs that go by one at a time: the first sentence on a fault, and the source code."""
+
+    def __init__(self) -> None:
+        self.sentence = ""
+        self.target: dict[str, SourceFile] = {}
+        self.golden: dict[str, SourceFile] = {}
+        self._has_finding = False
+
+    def noting(self, graphs: Iterable[DumpGraph]) -> Iterator[DumpGraph]:
+        for graph in graphs:
+            if not self.sentence or (graph.found.findings and not self._has_finding):
+                self.sentence, self._has_finding = graph.found.sentence, bool(graph.found.findings)
+            _add_files(self.target, read_sources(graph.directory))
+            if graph.comparison is not None:
+                _add_files(self.golden, read_sources(graph.comparison.golden))
+            yield graph
+
+
+def _add_files(files: dict[str, SourceFile], sources: Sources) -> None:
+    """Add what `sources` have of each file; ranks may have kept different functions of one file."""
+    for name, file in sources.files.items():
+        known = files.get(name)
+        parts = file.parts if known is None or known.digest != file.digest else (*known.parts, *file.parts)
+        files[name] = SourceFile(file.digest, file.num_lines, parts)
+
+
+def _texts(lines: Iterable[LineCalls], files: Mapping[str, SourceFile]) -> dict[str, dict[int, str]]:
+    found: dict[str, dict[int, str]] = {}
+    for line in lines:
+        found.setdefault(line.file, {})[line.line] = line.code
+    for name, file in files.items():
+        found.setdefault(name, {}).update(_numbered(file))
+    return {name: dict(sorted(texts.items())) for name, texts in found.items()}
+
+
+def _numbered(file: SourceFile) -> dict[int, str]:
+    return {number: text for part in file.parts for number, text in enumerate(part.lines, part.first)}
+
+
+def differences(target: Mapping[str, SourceFile], golden: Mapping[str, SourceFile]) -> Iterator[CodeDifference]:
+    """Yield the files that both sides have, by path or else by name, and whose kept lines differ."""
+    for name, file in sorted(target.items()):
+        other = golden.get(name) or _only_namesake(name, golden)
+        if other is None or other.digest == file.digest:
+            continue
+        before, after = (list(_numbered(one).values()) for one in (other, file))
+        lines = tuple(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
+        if lines:
+            yield CodeDifference(name, lines)
+
+
+def _only_namesake(name: str, files: Mapping[str, SourceFile]) -> SourceFile | None:
+    found = [file for path, file in files.items() if PurePosixPath(path).name == PurePosixPath(name).name]
+    return found[0] if len(found) == 1 else None
