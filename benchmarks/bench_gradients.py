@@ -4,7 +4,7 @@
 
 PYTHON is one of an environment with mindstudio-probe 8.3.3, the last with a gradient probe, and torch. The work is 148
 tensors with 29.6 M float32 elements and random gradients; a step does nothing else. CPU time, one thread, median of
-back-to-back rounds of both tools.
+back-to-back rounds of both tools. The read limit is a loop in C that reads the same bytes and does nothing else.
 """
 
 from __future__ import annotations
@@ -61,6 +61,24 @@ def measure(tool: str, level: str, folder: Path) -> tuple[float, int]:
     return statistics.median(spent), written
 
 
+def read_limit() -> float:
+    """Return the CPU seconds that a loop in C takes to read as many bytes as a step's gradients have."""
+    import torch
+
+    from benchmarks.bench_statistics import c_reader
+
+    read = c_reader()
+    if read is None:
+        return float("nan")
+    gradients = [torch.randn(NUM_ELEMENTS) for _ in range(NUM_TENSORS)]
+    spent = []
+    for _ in range(STEPS):
+        start = time.process_time()
+        read(gradients)
+        spent.append(time.process_time() - start)
+    return statistics.median(spent)
+
+
 def in_process(python: str, tool: str, level: str) -> tuple[float, int]:
     """Measure in a process of its own."""
     command = [python, "-W", "ignore", "-m", "benchmarks.bench_gradients", "--measure", tool, "--level", level]
@@ -110,10 +128,11 @@ def main() -> None:
         tools = {"trainermon": sys.executable}
         if arguments.other_python:
             tools["msprobe"] = arguments.other_python
+        print(f"reading the gradients: {1e3 * read_limit():.1f} ms")
         for level in LEVELS:
             found = [{tool: in_process(python, tool, level) for tool, python in tools.items()} for _ in range(ROUNDS)]
             added = {tool: 1e3 * statistics.median(one[tool][0] for one in found) for tool in tools}
-            cells = [f"{tool} +{added[tool]:.0f} ms, {found[0][tool][1] / 1e6:.1f} MB a step" for tool in tools]
+            cells = [f"{tool} +{added[tool]:.1f} ms, {found[0][tool][1] / 1e6:.1f} MB a step" for tool in tools]
             if "msprobe" in tools:
                 ratios = [one["msprobe"][0] / one["trainermon"][0] for one in found]
                 cells.append(f"{statistics.median(ratios):.1f} x cheaper [{min(ratios):.1f}-{max(ratios):.1f}]")

@@ -3,7 +3,6 @@
 import ctypes
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.statistics.test_compiled import NEEDED_FLAGS
 from trainermon.core.values import STATISTICS
-from trainermon.statistics import bitmaps, crc32
+from trainermon.statistics import bitmaps
 from trainermon.statistics import signs as module
 from trainermon.statistics.kernel import moments
 from trainermon.statistics.signs import WORD_BITS, signs_of
@@ -130,14 +129,3 @@ def test_bitmaps_of_other_lengths_are_refused():
 
     with pytest.raises(ValueError, match=r"found \[2, 1, 2, 1\] words"):
         bitmaps.sign_differences((words, words), (words[:1], words[:1]))
-
-
-@pytest.mark.parametrize("way", ["compiled", "zlib"])
-def test_the_crc_is_that_of_zlib(way, monkeypatch):
-    if way == "zlib":
-        monkeypatch.setattr(crc32, "_compiled", lambda: None)
-    data = torch.from_numpy(np.random.default_rng(0).integers(0, 256, 4096, np.uint8))
-    for size in (0, 1, 15, 16, 63, 64, 65, 79, 80, 127, 128, 1000, 4095):
-        for first in (0, 1):
-            piece = data[first : first + size]
-            assert crc32.crc32(piece) == zlib.crc32(piece.numpy().tobytes()), (size, first)

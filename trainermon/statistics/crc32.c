@@ -4,12 +4,28 @@
  *
  * After Gopal, Ozturk and others: Fast CRC computation for generic polynomials using PCLMULQDQ instruction (Intel, 2009):
  * four sums of 128 bits are folded 64 bytes ahead at a time, then into one. What is left of 16 bytes has the CRC of the
- * whole, and a table does those.
+ * whole, and a table does those. Where the processor multiplies two or four pairs at a time (VPCLMULQDQ), 16 such sums
+ * are folded 256 bytes ahead; they end as 256 bytes with the CRC of all before, and go on as above.
  */
 #include <stdint.h>
 #include <string.h>
 
-#define READ_AHEAD 4096 /* bytes */
+#define READ_AHEAD 8192 /* bytes */
+#define WIDE 256        /* bytes that one round of the wide folding takes */
+#define ITEM 65536      /* as in moments.c: its elements lie in the cache when they are read again */
+#define COLUMNS 8       /* of a row of moments */
+#ifndef WIDEST          /* a test builds one width at a time */
+#define WIDEST 64       /* bytes of a register */
+#endif
+
+/* moments.c and signs.c */
+struct tensor {
+    const char *data;
+    int64_t count;
+    int64_t kind;
+};
+int64_t trainermon_moments(const struct tensor *tensors, int64_t num_tensors, double *rows, int64_t num_threads);
+void trainermon_merge_row(double *into, const double *row);
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <immintrin.h>
@@ -64,12 +80,59 @@ FOLDS static uint32_t by_folding(uint32_t state, const uint8_t *data, int64_t si
     return by_table(by_table(0, rest, sizeof rest), data, size);
 }
 
+/* `size` is a multiple of WIDE, but not 0. */
+#define DEFINE_WIDE_FOLDING(NAME, VECTOR, MULTIPLY, INSTRUCTIONS)                                                      \
+    __attribute__((target(INSTRUCTIONS))) static uint32_t NAME(uint32_t state, const uint8_t *data, int64_t size)      \
+    {                                                                                                                  \
+        enum { NUM_SUMS = WIDE / sizeof(VECTOR) };                                                                     \
+        uint64_t by_256[8]; /* x^(2048+32), x^(2048-32) modulo the polynomial */                                       \
+        uint8_t rest[WIDE] = {0};                                                                                      \
+        VECTOR factors, sums[NUM_SUMS], ahead;                                                                         \
+        for (int k = 0; k < 8; k++)                                                                                    \
+            by_256[k] = k % 2 ? 0x01322d1430 : 0x011542778a;                                                           \
+        memcpy(&factors, by_256, sizeof factors);                                                                      \
+        memcpy(rest, &state, sizeof state);                                                                            \
+        for (int k = 0; k < NUM_SUMS; k++) {                                                                           \
+            memcpy(&sums[k], rest + k * sizeof ahead, sizeof ahead);                                                   \
+            memcpy(&ahead, data + k * sizeof ahead, sizeof ahead);                                                     \
+            sums[k] ^= ahead;                                                                                          \
+        }                                                                                                              \
+        for (data += WIDE, size -= WIDE; size; data += WIDE, size -= WIDE) {                                           \
+            for (int k = 0; k < WIDE; k += 64)                                                                         \
+                _mm_prefetch((const char *)data + READ_AHEAD + k, _MM_HINT_T0);                                        \
+            for (int k = 0; k < NUM_SUMS; k++) {                                                                       \
+                memcpy(&ahead, data + k * sizeof ahead, sizeof ahead);                                                 \
+                sums[k] = MULTIPLY(sums[k], factors, 0x00) ^ MULTIPLY(sums[k], factors, 0x11) ^ ahead;                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        memcpy(rest, sums, sizeof rest);                                                                               \
+        return by_folding(0, rest, sizeof rest);                                                                       \
+    }
+
+DEFINE_WIDE_FOLDING(by_fours, __m512i, _mm512_clmulepi64_epi128, "avx512f,vpclmulqdq")
+DEFINE_WIDE_FOLDING(by_twos, __m256i, _mm256_clmulepi64_epi128, "avx2,vpclmulqdq")
+
+static uint32_t continued(uint32_t state, const uint8_t *data, int64_t size)
+{
+    int64_t wide = size & -WIDE;
+    if (!wide || WIDEST < 32 || !__builtin_cpu_supports("vpclmulqdq"))
+        wide = 0;
+    else if (WIDEST == 64 && __builtin_cpu_supports("avx512f"))
+        state = by_fours(state, data, wide);
+    else if (__builtin_cpu_supports("avx2"))
+        state = by_twos(state, data, wide);
+    else
+        wide = 0;
+    data += wide, size -= wide;
+    return size < 64 ? by_table(state, data, size) : by_folding(state, data, size);
+}
+
 /* Continue the CRC-32 `crc` (0 at first) by `size` bytes, and return 1; 0 if the processor cannot. */
 int trainermon_crc32(const uint8_t *data, int64_t size, uint32_t *crc)
 {
     if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1"))
         return 0;
-    *crc = ~(size < 64 ? by_table(~*crc, data, size) : by_folding(~*crc, data, size));
+    *crc = ~continued(~*crc, data, size);
     return 1;
 }
 #else
@@ -79,3 +142,25 @@ int trainermon_crc32(const uint8_t *data, int64_t size, uint32_t *crc)
     return 0;
 }
 #endif
+
+/* Write the row of moments of each tensor of float32, with the bits that trainermon_moments gives it, and the CRC-32 of
+ * its bytes, in one pass over memory; return 1, or 0 if the processor cannot. */
+int trainermon_moments_and_crc32(const struct tensor *tensors, int64_t num_tensors, double *rows, uint32_t *crcs)
+{
+    for (int64_t t = 0; t < num_tensors; t++) {
+        const struct tensor *tensor = &tensors[t];
+        double *whole = rows + COLUMNS * t, row[COLUMNS];
+        crcs[t] = 0;
+        if (!trainermon_crc32((const uint8_t *)tensor->data, 0, &crcs[t]))
+            return 0;
+        trainermon_moments(&(struct tensor){tensor->data, 0, tensor->kind}, 1, whole, 1);
+        for (int64_t first = 0; first < tensor->count; first += ITEM) {
+            int64_t count = tensor->count - first < ITEM ? tensor->count - first : ITEM;
+            struct tensor item = {tensor->data + first * (int64_t)sizeof(float), count, tensor->kind};
+            trainermon_moments(&item, 1, row, 1);
+            trainermon_merge_row(whole, row);
+            trainermon_crc32((const uint8_t *)item.data, count * (int64_t)sizeof(float), &crcs[t]);
+        }
+    }
+    return 1;
+}

@@ -188,7 +188,8 @@ static const struct {
     void (*scan)(const struct signed_tensor *, int64_t, int64_t, const double *, int64_t);
 } KINDS[] = {{4, scan_floats}, {2, scan_bfloat16s}, {2, scan_halves}, {8, scan_doubles}};
 
-static void merge_row(double *into, const double *row)
+/* Add a part's row of moments to that of the whole. */
+void trainermon_merge_row(double *into, const double *row)
 {
     for (int column = 0; column < COLUMNS; column++)
         if (column == 1)
@@ -212,7 +213,7 @@ void trainermon_signs_and_moments(const struct signed_tensor *tensors, int64_t n
             int64_t last = tensor->count - first < ITEM ? tensor->count : first + ITEM;
             struct tensor item = {tensor->data + first * KINDS[tensor->kind].size, last - first, tensor->kind};
             trainermon_moments(&item, 1, row, 1);
-            merge_row(whole, row);
+            trainermon_merge_row(whole, row);
             KINDS[tensor->kind].scan(tensor, first, last, bounds, num_bounds);
         }
     }

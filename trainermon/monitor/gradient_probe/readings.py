@@ -7,15 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from trainermon.core.gradient_signs import GradientPart, SignBitmaps
 from trainermon.core.values import STATISTICS, Coordinates
 from trainermon.hooks.names import chosen
 from trainermon.monitor.frameworks.boxes import HeldBoxes, boxes_of
 from trainermon.monitor.taps.training import HeldParameter, Training
-from trainermon.statistics.crc32 import crc32
-from trainermon.statistics.kernel import moments
+from trainermon.statistics.crc32 import moments_and_crc32
 from trainermon.statistics.layout import plain
 from trainermon.statistics.signs import TensorSigns, signs_of
 
@@ -78,22 +76,26 @@ class GradientReader:
     def read(self) -> list[GradientReading]:
         """Return a reading of every chosen parameter that has a gradient here.
 
-        One pass over the gradients, two for checksums; nothing is changed, no collective. On an accelerator it waits
-        for the device.
+        One pass over the gradients, on a CPU (a second one for signs and checksums both); nothing is changed, no
+        collective. On an accelerator it waits for the device.
         """
         gradients = self._training.reduced_gradients()
         present = [i for i in self._indices if gradients[i] is not None and plain(gradients[i]).numel()]  # type: ignore[arg-type]
         tensors = [plain(gradients[i]) for i in present]  # type: ignore[arg-type]
         if not tensors:
             return []
+        signs: Sequence[TensorSigns | None] = [None] * len(tensors)
+        checksums: Sequence[int | None] = [None] * len(tensors)
+        if self._takes_checksum:
+            rows, checksums = moments_and_crc32(tensors)
         if self._takes_signs:
-            signs: Sequence[TensorSigns | None] = signs_of(tensors, self._bounds)
-            rows = [each.moments.tolist() for each in signs if each is not None]
-        else:
-            signs, rows = [None] * len(tensors), _rows_of(tensors)
-        return [self._reading(*one) for one in zip(present, tensors, rows, signs, strict=True)]
+            signs = found = signs_of(tensors, self._bounds)
+            rows = [each.moments.tolist() for each in found]
+        return [self._reading(*one) for one in zip(present, rows, signs, checksums, strict=True)]
 
-    def _reading(self, index: int, tensor: Tensor, row: Sequence[float], signs: TensorSigns | None) -> GradientReading:
+    def _reading(
+        self, index: int, row: Sequence[float], signs: TensorSigns | None, checksum: int | None
+    ) -> GradientReading:
         named = dict(zip(STATISTICS, row, strict=True))
         has_numbers = named["min"] <= named["max"]
         return GradientReading(
@@ -102,15 +104,8 @@ class GradientReader:
             max=named["max"] if has_numbers else math.nan,
             min=named["min"] if has_numbers else math.nan,
             norm=math.sqrt(named["sum_sq"]),
-            checksum=_crc32(tensor) if self._takes_checksum else None,
+            checksum=checksum,
         )
-
-
-def _rows_of(tensors: Sequence[Tensor]) -> list[list[float]]:
-    rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=tensors[0].device)
-    moments(tensors, rows)
-    found: list[list[float]] = rows.tolist()
-    return found
 
 
 def _part(
@@ -128,7 +123,3 @@ def _part(
         num_nans=int(moments["nans"]),
         at_most=() if signs is None else tuple(signs.at_most.tolist()),
     )
-
-
-def _crc32(tensor: Tensor) -> int:
-    return crc32(tensor.float().contiguous().cpu())
