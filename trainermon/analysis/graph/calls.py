@@ -76,9 +76,14 @@ def read_calls(directory: Path) -> tuple[dict[str, GraphCall], str]:
         calls = {}
         for position, entry in enumerate(read_entries(directory)):
             calls[entry.key] = _call(entry, position, parents.get(entry.key))
-        _find_parents(calls)
-        _number_micro_steps(calls)
+        settle_calls(calls)
     return calls, root
+
+
+def settle_calls(calls: Mapping[str, GraphCall]) -> None:
+    """Find the parents and micro steps of `calls` that are not written."""
+    _find_parents(calls)
+    _number_micro_steps(calls)
 
 
 def _construct(directory: Path) -> tuple[Mapping[str, Any], str]:
@@ -146,16 +151,16 @@ def _find_parents(calls: Mapping[str, GraphCall]) -> None:
             by_number = f"Module.{call.module}.{call.class_name}.{BACKWARD}.{call.number}"
             call.parent = last.get((call.module, call.micro_step)) or by_number
         elif call.parent is None and call.direction == BACKWARD:
-            forward = calls.get(_partner(call.key, FORWARD))
-            call.parent = _partner(forward.parent, BACKWARD) if forward is not None and forward.parent else None
+            forward = calls.get(partner_key(call.key, FORWARD))
+            call.parent = partner_key(forward.parent, BACKWARD) if forward is not None and forward.parent else None
         if call.parent not in calls or call.parent == call.key:
             call.parent = None
 
 
-def _partner(key: str, direction: str) -> str:
-    """Return the key of the same call's other direction.
+def partner_key(key: str, direction: str) -> str:
+    """Return the key of the same call in `direction`, forward or backward.
 
-    >>> _partner("Module.fc.Linear.forward.2", "backward"), _partner("Torch.relu.0.forward", "backward")
+    >>> partner_key("Module.fc.Linear.forward.2", "backward"), partner_key("Torch.relu.0.forward", "backward")
     ('Module.fc.Linear.backward.2', 'Torch.relu.0.backward')
     """
     other = FORWARD if direction == BACKWARD else BACKWARD
@@ -193,7 +198,7 @@ def _fill_from_neighbours(outermost: list[GraphCall]) -> None:
     partners = {call.key: call for call in outermost}
     for call, later in zip(outermost, following, strict=True):
         if call.micro_step is None:
-            forward = partners.get(_partner(call.key, FORWARD)) if call.direction == BACKWARD else None
+            forward = partners.get(partner_key(call.key, FORWARD)) if call.direction == BACKWARD else None
             if forward is not None:
                 call.micro_step = forward.micro_step
             elif had_backward and call.direction == FORWARD:

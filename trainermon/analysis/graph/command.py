@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import collector_off
+from trainermon.analysis.graph.database.schema import SUFFIX
+from trainermon.analysis.graph.database.writing import write_database
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
 from trainermon.analysis.graph.page.output import DETAILS, MAX_DETAILED, open_server, shown_first, write_page
 from trainermon.analysis.graph.page.serving import LOOPBACK, serve
 from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, read_graphs
@@ -50,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"serve the page until Ctrl-C, to whoever has its address (default: {LOOPBACK}, a free port)",
     )
     parser.add_argument("--open", action="store_true", help="serve the page, and open it in the browser")
+    parser.add_argument(
+        "--overflow",
+        action="store_true",
+        help="tell where values stop being finite, or grow at once, by msprobe's levels",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
     parser.add_argument(
         "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
@@ -73,16 +81,26 @@ def main(args: argparse.Namespace) -> int:
 
 def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
     if args.json:
-        documents = [as_document(one.directory, one.tree, one.found, find_flow(one.tree)) for one in graphs]
+        documents = [
+            as_document(one.directory, one.tree, one.found, find_flow(one.tree), overflow=args.overflow)
+            for one in graphs
+        ]
         sys.stdout.write(json.dumps(documents, indent=1) + "\n")
     else:
-        sys.stdout.write(_screen(graphs, args.depth))
+        sys.stdout.write(_screen(graphs, args.depth, overflow=args.overflow))
     if args.output is not None:
-        write_page(graphs, args.output, golden=str(args.golden or ""), choice=args.details)
+        _write(graphs, args)
         sys.stderr.write(f"wrote {args.output}\n")
 
 
-def _screen(graphs: Sequence[DumpGraph], depth: int) -> str:
+def _write(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
+    if args.output.name.endswith(SUFFIX):
+        write_database(args.output, graphs, overflow=args.overflow)
+    else:
+        write_page(graphs, args.output, golden=str(args.golden or ""), choice=args.details)
+
+
+def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
     lines = []
     if len(graphs) > 1:
         rows = [(one.label, f"{len(one.tree.nodes):,}", printable(one.found.sentence)) for one in graphs[:MAX_NAMED]]
@@ -93,6 +111,9 @@ def _screen(graphs: Sequence[DumpGraph], depth: int) -> str:
     is_bold = sys.stdout.isatty()
     sentence = printable(shown.found.sentence)
     lines += [f"\033[1m{sentence}\033[0m" if is_bold else sentence, ""]
+    levels = overflow_levels(shown.tree) if overflow else None
+    if levels is not None:
+        lines[-1:] = [overflow_sentence(shown.tree, levels), ""]
     lines.append(f"{printable(shown.tree.nodes[0].name)}, {shown.label}: {len(shown.tree.nodes):,} nodes")
     screen = TreeScreen(
         tree=shown.tree,
@@ -100,5 +121,6 @@ def _screen(graphs: Sequence[DumpGraph], depth: int) -> str:
         worst=worst_within(shown.tree, shown.found.verdicts),
         depth=depth,
         colour=is_bold,
+        levels=None if levels is None else worst_within(shown.tree, levels),
     )
     return "\n".join(lines) + "\n" + screen.render()

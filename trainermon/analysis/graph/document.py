@@ -11,14 +11,18 @@ import numpy as np
 
 from trainermon.analysis.graph.findings import GraphFindings, NodeVerdict
 from trainermon.analysis.graph.flow import FlowSummary
+from trainermon.analysis.graph.overflow import OverflowLevel, overflow_levels
 from trainermon.analysis.graph.screen import path_of
 from trainermon.analysis.graph.tree import GraphKind, GraphTree, numberless
 
 
-def as_document(directory: Path, tree: GraphTree, found: GraphFindings, flow: FlowSummary) -> dict[str, Any]:
-    """Return what `trainermon graph --json` prints of one dump, see docs/graph.md."""
+def as_document(
+    directory: Path, tree: GraphTree, found: GraphFindings, flow: FlowSummary, *, overflow: bool = False
+) -> dict[str, Any]:
+    """Return what `trainermon graph --json` prints of one dump, see docs/graph.md; levels only with `overflow`."""
     kinds = np.bincount([node.kind for node in tree.nodes], minlength=len(GraphKind)).tolist()
     verdicts = np.bincount(found.verdicts, minlength=len(NodeVerdict)).tolist()
+    levels = np.bincount(overflow_levels(tree), minlength=len(OverflowLevel)).tolist() if overflow else []
     return {
         "dump": str(directory),
         "model": tree.nodes[0].name,
@@ -26,6 +30,7 @@ def as_document(directory: Path, tree: GraphTree, found: GraphFindings, flow: Fl
         "sentence": found.sentence,
         "nodes": {kind.name.lower(): kinds[kind] for kind in GraphKind},
         "verdicts": {verdict.name.lower(): verdicts[verdict] for verdict in NodeVerdict},
+        **({"overflow": {one.name.lower(): levels[one] for one in OverflowLevel if one}} if overflow else {}),
         "edges": len(flow.edges),
         "values_taken": flow.num_taken,
         "values_from_outside": flow.num_entering,

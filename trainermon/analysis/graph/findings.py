@@ -75,7 +75,7 @@ def judge_alone(tree: GraphTree, directory: Path) -> GraphFindings:
 
     An infinity that a mask needs is no finding; what counts are parameters, gradients and what the model returns.
     """
-    nonfinite = _nonfinite(tree)
+    nonfinite = nonfinite_of(tree)
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     errors = np.full(len(tree.nodes), np.nan)
     origin = _origin(directory) if nonfinite.any() else None
@@ -110,7 +110,7 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
             found.append(GraphFinding(place, describe(result)))
     rank = {result.key: at for at, result in enumerate(comparison.blamed)}
     found.sort(key=lambda one: rank.get(_key(tree.nodes[one.node]), len(rank)))
-    return GraphFindings(headline(comparison), tuple(found), verdicts, errors, _nonfinite(tree))
+    return GraphFindings(headline(comparison), tuple(found), verdicts, errors, nonfinite_of(tree))
 
 
 def worst_within(tree: GraphTree, verdicts: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -142,7 +142,8 @@ def _of_node(node: GraphNode, result: CallResult) -> tuple[NodeVerdict, float]:
     return NodeVerdict.BLAMED if result.blamed else verdict, result.output_error
 
 
-def _nonfinite(tree: GraphTree) -> NDArray[np.bool_]:
+def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:
+    """Return bool [n]: whether the node gave (as a parameter: has) a value that is not finite."""
     return np.array([any(not value.is_finite for value in _made(node)) for node in tree.nodes], np.bool_)
 
 

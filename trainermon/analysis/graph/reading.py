@@ -9,6 +9,8 @@ from typing import NamedTuple
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, pairs_of
 from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places
 from trainermon.analysis.graph.calls import read_calls
+from trainermon.analysis.graph.database.reading import read_database
+from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.findings import GraphFindings, judge_against, judge_alone
 from trainermon.analysis.graph.tree import GraphTree, build_tree, number_nodes, read_tree
 from trainermon.analysis.graph.union import join_trees
@@ -19,13 +21,15 @@ MAX_NAMED = 12
 
 
 class DumpGraph(NamedTuple):
-    """The graph of one dump, and what is wrong with it."""
+    """The graph of one dump, and what is wrong with it; `directory` is the file where it comes from a `.vis.db`."""
 
     label: str
     directory: Path
     tree: GraphTree
     found: GraphFindings
     comparison: Comparison | None
+    step: int | None = None
+    rank: int | None = None
 
 
 def read_graphs(
@@ -35,9 +39,17 @@ def read_graphs(
 
     Only of `step` and `rank`, where they are given.
 
+    `path` may be a `.vis.db` file of msprobe's.
+
     Raises:
         DumpError: There is no dump of that step and rank, or one is damaged.
     """
+    if path.name.endswith(SUFFIX):
+        if golden is not None:
+            raise DumpError(f"{path} is a graph already, and is not compared: name two dumps, or the file alone")
+        for graph in read_database(path, step=step, rank=rank):
+            yield DumpGraph(graph.label, path, graph.tree, graph.found, None, graph.step, graph.rank)
+        return
     places: list[tuple[DumpLocation, PlacePair | None]] = []
     if golden is None:
         places += [(place, None) for place in find_places(path)]
@@ -52,7 +64,9 @@ def read_graphs(
 
 def _alone(place: DumpLocation) -> DumpGraph:
     tree = read_tree(place.directory)
-    return DumpGraph(_label(place), place.directory, tree, judge_alone(tree, place.directory), None)
+    return DumpGraph(
+        _label(place), place.directory, tree, judge_alone(tree, place.directory), None, place.step, place.rank
+    )
 
 
 def _against(pair: PlacePair) -> DumpGraph:
@@ -66,7 +80,8 @@ def _against(pair: PlacePair) -> DumpGraph:
     root, golden = (build_tree(*read_calls(place.directory)) for place in pair)
     join_trees(root, golden, {one.golden.key: one.target.key for one in comparison.calls if one.golden and one.target})
     tree = number_nodes(root)
-    return DumpGraph(_label(pair.target), pair.target.directory, tree, judge_against(tree, comparison), comparison)
+    found, ours = judge_against(tree, comparison), pair.target
+    return DumpGraph(_label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank)
 
 
 def _is_wanted(place: DumpLocation, step: int | None, rank: int | None) -> bool:

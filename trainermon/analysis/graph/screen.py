@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainermon.analysis.graph.findings import GraphFindings, NodeVerdict
 from trainermon.analysis.graph.folding import fold_children
+from trainermon.analysis.graph.overflow import OverflowLevel
 from trainermon.analysis.graph.tree import GraphKind, GraphTree, NodeSide
 from trainermon.analysis.tensor.screen import printable
 
@@ -31,6 +32,7 @@ class TreeScreen:
         worst: uint8 [n]: the worst verdict within each node.
         depth: How many levels of calls below a direction are unfolded. What a finding is in always is.
         colour: Whether verdicts are coloured by escape codes.
+        levels: uint8 [n]: the worst `OverflowLevel` within each node; None: levels are not shown.
     """
 
     tree: GraphTree
@@ -38,6 +40,7 @@ class TreeScreen:
     worst: NDArray[np.uint8]
     depth: int
     colour: bool = False
+    levels: NDArray[np.uint8] | None = None
 
     def render(self) -> str:
         """Return the tree as text, at most `MAX_LINES` lines."""
@@ -68,6 +71,8 @@ class TreeScreen:
         verdict = NodeVerdict(max(int(self.worst[one]) for one in alike))
         times = f"  ×{len(alike)}" if len(alike) > 1 else ""
         said = f"  {message}" if message else ""
+        level = 0 if self.levels is None else max(int(self.levels[one]) for one in alike)
+        times += f"  {OverflowLevel(level).name.lower()}" if level else ""
         mark = "-" if self.tree.nodes[alike[0]].side is NodeSide.GOLDEN else _MARKS.get(verdict, " ")
         text = printable(f"{'  ' * indent}{mark} {self._name(alike)}{times}{said}")
         return f"\033[{_COLOURS[verdict]}m{text}\033[0m" if self.colour and verdict in _COLOURS else text

@@ -78,16 +78,21 @@ def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
     return found
 
 
+def value_of(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
+    """Return the tensor that `form` describes, as an entry of dump.json does."""
+    order, norm, nans, infs = form.get("order"), form.get("Norm"), form.get("nans"), form.get("infs")
+    identity = order if type(order) is int else _looks(form)
+    is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(form)
+    size = norm if type(norm) is float else _number(norm)
+    return GraphValue(use, slot, identity, _bytes(form["dtype"], form["shape"]), size, is_finite)
+
+
 def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:
     """Add the tensors within `value`, parsed JSON. A good part of the time to read a dump goes by here."""
     if type(value) is dict:
         dtype, shape = value.get("dtype"), value.get("shape")
         if type(dtype) is str and type(shape) is list:
-            order, norm, nans, infs = value.get("order"), value.get("Norm"), value.get("nans"), value.get("infs")
-            identity = order if type(order) is int else _looks(value)
-            is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(value)
-            size = norm if type(norm) is float else _number(norm)
-            found.append(GraphValue(use, slot, identity, _bytes(dtype, shape), size, is_finite))
+            found.append(value_of(use, slot, value))
         elif type(value.get("type")) is not str:
             for name, item in value.items():
                 if type(item) is dict or type(item) is list:

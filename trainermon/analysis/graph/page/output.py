@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.graph.database.details import details_of_database
+from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
 from trainermon.analysis.graph.page.packing import PackedRank, pack
@@ -74,6 +76,8 @@ def _title(graphs: Sequence[DumpGraph]) -> str:
 
 
 def _details(graph: DumpGraph) -> NodeDetails:
+    if graph.directory.name.endswith(SUFFIX) and graph.step is not None and graph.rank is not None:
+        return details_of_database(graph.tree, graph.directory, graph.step, graph.rank)
     if graph.comparison is None:
         return details_alone(graph.tree, graph.directory)
     return details_against(graph.tree, graph.comparison)

@@ -1,0 +1,1 @@
+"""Graphs in the files of msprobe's TensorBoard plugin (`.vis.db`)."""
