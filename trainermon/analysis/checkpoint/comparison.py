@@ -282,7 +282,7 @@ def _judged(
     }
     if sums.first_unequal >= 0:
         place = place_of(overlaps, sums.first_unequal)
-        found |= {"first_at": place, "first_values": values_at(files, overlaps, place)}
+        found |= {"first_at": place, "first_values": values_at(overlaps, place)}
     verdict, target, note = _verdict(files, overlaps, sums, dtypes, rtol)
     return found | {"verdict": verdict, "rounded_to": target, "notes": (*notes, *note)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.checkpoint.boxes import Overlap, PlacedView
+from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
 from trainermon.analysis.tensor.dtypes import Raw, numbers, parts, storage_dtype
 from trainermon.core.errors import CheckpointError
 from trainermon.statistics import pairs
@@ -93,7 +95,7 @@ def sums_of(files: MappedFiles, overlaps: Sequence[Overlap]) -> PairSums:
         del alive  # the maps had to stay until now
         return found
     found = PairSums()
-    for one, other in _chunks(files, overlaps):
+    for one, other in _chunks(overlaps):
         found = found.merge(_numpy_sums(one, other, ours, theirs))
     return found
 
@@ -113,7 +115,7 @@ def are_rounded(files: MappedFiles, overlaps: Sequence[Overlap], target: str) ->
         return found
     return all(
         np.array_equal(_rounded(numbers(one, ours), target), numbers(other, theirs), equal_nan=True)
-        for one, other in _chunks(files, overlaps)
+        for one, other in _chunks(overlaps)
     )
 
 
@@ -138,25 +140,45 @@ def place_of(overlaps: Sequence[Overlap], number: int) -> tuple[int, ...]:
     raise IndexError(number)
 
 
-def values_at(files: MappedFiles, overlaps: Sequence[Overlap], place: tuple[int, ...]) -> tuple[Any, Any]:
+def values_at(overlaps: Sequence[Overlap], place: tuple[int, ...]) -> tuple[Any, Any]:
     """Return the elements of both sides at a position of the whole tensor, as numbers."""
     for overlap in overlaps:
         if all(s <= p < s + n for s, p, n in zip(overlap.ours.starts, place, overlap.ours.sizes, strict=True)):
             both = (view.cut(place, (1,) * len(place)) for view in overlap)
-            one, other = (numbers(raw_of(files, view).reshape(1), view.stored.dtype)[0].item() for view in both)
+            one, other = (numbers(read_of(view).reshape(1), view.stored.dtype)[0].item() for view in both)
             return one, other
     raise IndexError(place)
 
 
-def raw_of(files: MappedFiles, view: PlacedView) -> Raw:
-    """Return the elements of a view as they are stored, mapped."""
-    dtype = storage_dtype(view.stored.dtype)
-    if not view.num_elements:
-        return np.zeros(view.sizes, dtype)
-    ((mapped, first),) = files.of([view])
-    strides = tuple(stride * dtype.itemsize for stride in view.strides)
-    found: Raw = np.ndarray(view.sizes, dtype, buffer=mapped, offset=first, strides=strides)
+def read_of(view: PlacedView) -> Raw:
+    """Return the elements of a view as they are stored. They are read, not mapped: a file may be cut meanwhile.
+
+    Raises:
+        CheckpointError: the file is gone, or shorter than it was.
+    """
+    found: Raw = np.empty(view.sizes, storage_dtype(view.stored.dtype))
+    if found.size:
+        with RegularFile(view.stored.path) as file:
+            _read_into(file, view, found)
     return found
+
+
+def _read_into(file: RegularFile, view: PlacedView, into: Raw) -> None:
+    """Read a view by parts whose elements lie close together."""
+    reach = [(size - 1) * stride for size, stride in zip(view.sizes, view.strides, strict=True)]
+    width = into.itemsize
+    if sum(reach) < _CHUNK or into.size == 1:
+        content = file.read(view.stored.offset + view.first * width, (sum(reach) + 1) * width)
+        strides = [stride * width for stride in view.strides]
+        into[...] = np.ndarray(view.sizes, into.dtype, content, strides=strides)
+        return
+    dim = reach.index(max(reach))
+    half = view.sizes[dim] // 2
+    for start, size in ((0, half), (half, view.sizes[dim] - half)):
+        starts, sizes = (list(whole) for whole in (view.starts, view.sizes))
+        starts[dim], sizes[dim] = starts[dim] + start, size
+        part = np.moveaxis(np.moveaxis(into, dim, 0)[start : start + size], 0, dim)
+        _read_into(file, view.cut(tuple(starts), tuple(sizes)), part)
 
 
 def _compiled(overlaps: Sequence[Overlap], ours: str, theirs: str) -> bool:
@@ -190,13 +212,27 @@ def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
-def _chunks(files: MappedFiles, overlaps: Sequence[Overlap]) -> Iterator[tuple[Raw, Raw]]:
+def _chunks(overlaps: Sequence[Overlap]) -> Iterator[tuple[Raw, Raw]]:
     """Yield the elements of both sides, flat, a few at a time, in the order of `place_of`."""
-    for ours, theirs in overlaps:
-        both = raw_of(files, ours), raw_of(files, theirs)
-        flags = ("external_loop", "buffered", "zerosize_ok")
-        for one, other in np.nditer(both, flags=flags, order="C", buffersize=_CHUNK):  # type: ignore[call-overload]
-            yield one.reshape(-1), other.reshape(-1)
+    for overlap in overlaps:
+        for starts, sizes in _blocks(overlap.ours.starts, overlap.ours.sizes):
+            one, other = (read_of(view.cut(starts, sizes)).reshape(-1) for view in overlap)
+            yield one, other
+
+
+def _blocks(starts: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield boxes of at most `_CHUNK` elements that make up a box, in C order."""
+    if not sizes or math.prod(sizes) <= _CHUNK:
+        yield starts, sizes
+        return
+    step = max(1, _CHUNK // math.prod(sizes[1:]))
+    for start in range(0, sizes[0], step):
+        first, size = starts[0] + start, min(step, sizes[0] - start)
+        if size * math.prod(sizes[1:]) <= _CHUNK:
+            yield (first, *starts[1:]), (size, *sizes[1:])
+        else:  # a single row
+            for inner, extent in _blocks(starts[1:], sizes[1:]):
+                yield (first, *inner), (1, *extent)
 
 
 def _numpy_sums(one: Raw, other: Raw, ours: str, theirs: str) -> PairSums:

@@ -109,10 +109,29 @@ def test_a_pickle_that_would_run_a_command_does_not(tmp_path, protocol):
         pytest.param(b"\x80\x04" + b"]" * 2_000 + b".", "objects", id="lists without end"),
         pytest.param(b"\x80\x04" + b"\x8f" * 900 + b".", "sets", id="sets without end"),
         pytest.param(b"\x80\x02Pnowhere\n.", "no storage", id="a reference"),
+        *(
+            pytest.param(
+                b"\x80\x02(" + b"N" * 1_000 + codes + b"q\x01c" + name + b"\nq\x00(" + b"h\x00" + call * 200 + b"t.",
+                "far larger",
+                id=f"copies by {name!r}",
+            )
+            for name, codes, call in (
+                (b"builtins\nlist", b"t", b"h\x00h\x01\x85R"),
+                (b"torch\nSize", b"l", b"h\x00h\x01\x85R"),
+                (b"collections\nOrderedDict", b"d", b"h\x00h\x01\x85R"),
+                (b"argparse\nNamespace", b"t", b"h\x00h\x01R"),
+                (b"argparse\nNamespace", b"t", b"h\x00h\x01\x81"),
+            )
+        ),
     ],
 )
 def test_a_hostile_pickle_is_refused_in_one_line(tmp_path, monkeypatch, pickled, fault):
-    limits = {"_MAX_CODE_BYTES": 2_500, "_MAX_OBJECTS": 1_500, "_MAX_SETS": 800}  # those that hold are larger
+    limits = {
+        "_MAX_CODE_BYTES": 2_500,
+        "_MAX_OBJECTS": 1_500,
+        "_MAX_SETS": 800,
+        "_MAX_COPIED": 10_000,
+    }  # those that hold are larger
     for name, limit in limits.items():
         assert getattr(inert, name) > 1000 * limit
         monkeypatch.setattr(inert, name, limit)

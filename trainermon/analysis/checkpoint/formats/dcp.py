@@ -6,6 +6,7 @@ Source: torch/distributed/checkpoint/metadata.py, filesystem.py, default_planner
 from __future__ import annotations
 
 import math
+import pickle
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -30,6 +31,7 @@ from trainermon.core.errors import CheckpointError
 
 METADATA = ".metadata"
 _MAX_VALUE_BYTES = 1 << 24  # of a value that is no tensor; larger ones are only named
+_MAX_DIMS = 64
 _SKIPPED = ("_extra_state", "/shard_")  # what layers of Transformer Engine keep, a value for each layer
 
 Shape = tuple[int, ...]
@@ -210,6 +212,8 @@ class _Shapes:
 
     def made(self, sizes: Any = ()) -> Shape:
         """Return what torch.Size is here."""
+        if type(sizes) is not tuple or len(sizes) > _MAX_DIMS:
+            raise pickle.UnpicklingError(f"a torch.Size of a {type(sizes).__name__}")
         known = self._known.get(sizes)
         if known is None:
             known = self._known[sizes] = self.of(sizes)

@@ -32,6 +32,8 @@ _SAFE_TUPLES = 10_000  # these fit any thread's stack, however nested
 _MAX_CODE_BYTES = 1 << 26  # of codes, texts left out: each may take 12 times as much; 100,000 pieces have 13 MB
 _MAX_OBJECTS = 1 << 23  # containers and results of calls; 100,000 pieces have 1.7 million
 _MAX_SETS = 1 << 20  # which take 216 bytes each, empty
+_MAX_COPIED = 1 << 26  # bytes that builders may copy, beyond the size of the pickle: a few codes can ask for any number
+_FEW = 64  # arguments
 _TUPLES = (b"t", b"\x85", b"\x86", b"\x87")
 _SETS = (b"\x8f", b"\x91")
 _OBJECTS = (*_TUPLES, *(bytes([code]) for code in b"]}ld\x8f\x91Rio\x81\x92"))
@@ -48,6 +50,26 @@ class _Sealed(type):
         raise pickle.UnpicklingError("the pickle changes a class")
 
 
+class _Copies(threading.local):
+    """How many more bytes may be copied for the pickle that a thread loads."""
+
+    left = 0
+
+
+_copies = _Copies()
+
+
+def charge(size_bytes: int) -> None:
+    """Count what is copied because a pickle asks for it.
+
+    Raises:
+        UnpicklingError: it is far more than the pickle has.
+    """
+    _copies.left -= size_bytes
+    if _copies.left < 0:
+        raise pickle.UnpicklingError("the pickle has things copied that are far larger than it is")
+
+
 class InertObject(metaclass=_Sealed):
     """What stands for an object of an unknown class, or for the result of an unknown function.
 
@@ -62,10 +84,12 @@ class InertObject(metaclass=_Sealed):
     name = ""
     arguments: tuple[Any, ...]
     state: Any
-    entries: tuple[Any, ...]
+    entries: tuple[Any, ...] | list[Any]
 
     def __new__(cls, *arguments: Any, **options: Any) -> InertObject:
         """Keep the arguments, whatever they are."""
+        if len(arguments) > _FEW:
+            charge(8 * len(arguments))
         made: InertObject = object.__new__(cls)
         made.arguments = (*arguments, options) if options else arguments
         made.state, made.entries = None, ()
@@ -81,15 +105,17 @@ class InertObject(metaclass=_Sealed):
         return InertObject(self, *arguments)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.entries = (*self.entries, (key, value))
+        self.append((key, value))
 
     def append(self, value: Any) -> None:
         """Keep what a list would get."""
-        self.entries = (*self.entries, value)
+        self.extend((value,))
 
     def extend(self, values: Any) -> None:
         """Keep what a list would get."""
-        self.entries = (*self.entries, *values)
+        if isinstance(self.entries, tuple):
+            self.entries = []
+        self.entries.extend(values)
 
     add = append
 
@@ -126,6 +152,8 @@ class Builder:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the function does."""
+        if len(arguments) > _FEW:
+            charge(8 * len(arguments))
         return self._function(*arguments)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -136,6 +164,7 @@ def _mapping(*arguments: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = collections.OrderedDict()
     for argument in arguments:
         if isinstance(argument, dict | list | tuple):
+            charge(_SIZES[dict] * len(argument))
             found.update(argument)
     return found
 
@@ -143,16 +172,32 @@ def _mapping(*arguments: Any) -> dict[Any, Any]:
 def _encoded(text: Any, encoding: Any = "") -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"the pickle encodes by {encoding!r}")
+    charge(len(text))
     return text.encode("latin1")
 
 
-def _plain(kind: type) -> Callable[..., Any]:
+_SIZES: dict[type, int] = {
+    list: 8,
+    tuple: 8,
+    bytes: 1,
+    set: 64,
+    frozenset: 64,
+    dict: 128,
+}  # bytes that an element takes, about
+
+
+def plain(kind: type) -> Builder:
+    """Return what makes a plain container of another one."""
+
     def made(values: Any = ()) -> Any:
-        if not isinstance(values, list | tuple | bytes | set | frozenset):
+        if not isinstance(values, bytes if kind is bytes else list | tuple | set | frozenset):
             raise pickle.UnpicklingError(f"the pickle makes a {kind.__name__} of a {type(values).__name__}")
+        if type(values) is kind and kind in (tuple, bytes, frozenset):
+            return values
+        charge(_SIZES[kind] * len(values))
         return kind(values)
 
-    return made
+    return Builder(made)
 
 
 def _reconstructed(kind: Any, *_: Any) -> InertObject:
@@ -165,8 +210,8 @@ _PLAIN = {
     "collections.Counter": Builder(_mapping),
     "_codecs.encode": Builder(_encoded),
     "copyreg._reconstructor": Builder(_reconstructed),
-    **{f"builtins.{kind.__name__}": Builder(_plain(kind)) for kind in (set, frozenset, list, tuple, dict)},
-    "builtins.bytearray": Builder(_plain(bytes)),
+    **{f"builtins.{kind.__name__}": plain(kind) for kind in (set, frozenset, list, tuple, dict)},
+    "builtins.bytearray": plain(bytes),
     "builtins.complex": Builder(lambda real, imag=0.0: complex(float(real), float(imag))),
 }
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -178,7 +223,13 @@ class _InertUnpickler(pickle.Unpickler):
     def __init__(self, data: bytes, builders: Mapping[str, Any], persistent: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data), fix_imports=False, encoding="latin1")
         self._builders, self._persistent = builders, persistent
+        self._most_copied = len(data) + _MAX_COPIED
         self._stand_ins: dict[str, Any] = {}
+
+    def load_counted(self) -> Any:
+        """Return what the pickle holds; what is copied for it is counted."""
+        _copies.left = self._most_copied
+        return self.load()
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name means here, and import nothing."""
@@ -217,7 +268,7 @@ def unpickle(
     """
     try:
         num_tuples = _checked(data)
-        load = _InertUnpickler(data, builders, persistent).load
+        load = _InertUnpickler(data, builders, persistent).load_counted
         with _no_collection():
             return load() if num_tuples <= _SAFE_TUPLES else _with_stack(load, num_tuples * _STACK_BYTES)
     except _FAULTS as error:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainermon.analysis.checkpoint.formats.inert import MAX_PICKLE_BYTES, Builder, unpickle
+from trainermon.analysis.checkpoint.formats.inert import MAX_PICKLE_BYTES, Builder, plain, unpickle
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
 from trainermon.analysis.checkpoint.formats.zip_records import ZipRecord, content_start, zip_records
 from trainermon.analysis.checkpoint.pieces import StoredArray
@@ -115,7 +115,7 @@ BUILDERS: Mapping[str, Any] = {
     "torch._utils._rebuild_parameter": Builder(_first),
     "torch._utils._rebuild_parameter_with_state": Builder(_first),
     "torch._tensor._rebuild_from_type_v2": Builder(_from_type),
-    "torch.Size": Builder(lambda sizes=(): tuple(sizes)),
+    "torch.Size": plain(tuple),
 }
 """What the names in torch's files mean here; all others become inert."""
 
