@@ -167,6 +167,7 @@ class NodeAgent:
     async def _close(self) -> None:
         await self._looks.close()
         await self._dumps.close()
+        await self._node.close()
         if not self._claim.is_lost:
             self._report()
         self._parts.end_feed()

@@ -10,7 +10,9 @@ from trainermon.agent.assembly import AgentParts
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.orders.answers import OrderAnswer
 from trainermon.agent.orders.desk import OrderDesk
+from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.orders.findings import FindingDesk
+from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
 from trainermon.agent.self_metrics import AgentMetrics
 from trainermon.agent.turn.faults import TurnFaults
 from trainermon.agent.web.findings import RunFindings
@@ -47,6 +49,7 @@ class RunNode:
         self._findings = RunFindings(
             parts.place, alerts=alerting.book, dumps=orders.dumps, plain=alerting.plain, executor=executor
         )
+        self._graphs = DumpGraphs(parts.place.run_dir, orders.dumps, executor=executor)
         self._history = parts.views.history
         self._checksums = parts.checksums
         self._metrics = AgentMetrics(parts, faults)
@@ -97,6 +100,18 @@ class RunNode:
         No other file can be named.
         """
         return await self._findings.diagnosis(identity, attempt, step)
+
+    async def graph(self, key: DumpKey) -> GraphAnswer:
+        """Return the graph's page with the dump `key`, or what became of it; the first question has it built."""
+        return await self._graphs.page(key)
+
+    async def graph_detail(self, key: DumpKey, number: int) -> bytes | None:
+        """Return the details of a node of that page, packed by gzip; None if there are none."""
+        return await self._graphs.detail(key, number)
+
+    async def close(self) -> None:
+        """Stop what was begun for a reader."""
+        await self._graphs.close()
 
     def evidence(self) -> dict[str, Any]:
         """Return what is known of hung or dead local ranks, ready for JSON.

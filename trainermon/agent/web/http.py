@@ -20,6 +20,7 @@ from trainermon.agent.feed import EventFeed
 from trainermon.agent.orders.answers import AgentReport, OrderAnswer, OrderStatus
 from trainermon.agent.orders.commands import ConflictError
 from trainermon.agent.web.access import TokenAccess
+from trainermon.agent.web.graphs import GraphInterface, add_graphs
 from trainermon.agent.web.guard import Application, RequestGuard
 from trainermon.core.errors import TrainermonError
 from trainermon.core.values import as_plain
@@ -31,7 +32,7 @@ MAX_COLUMNS = 4000
 PAGE = "index.html"
 
 
-class NodeInterface(Protocol):
+class NodeInterface(GraphInterface, Protocol):
     """What the agent's web application asks of the agent; every method returns at once unless it is a coroutine.
 
     `feed` sends events to open pages.
@@ -142,6 +143,7 @@ def build_application(
     add_page(app, PAGE)
     _add_reading(app, node)
     _add_evidence(app, node)
+    add_graphs(app, node)
     _add_stream(app, node)
     _add_control(app, node)
     if escalations is not None:

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--details",
         choices=DETAILS,
-        help=f"whose tensors are in the page: all, or of findings (default: all up to {MAX_DETAILED:,} nodes)",
+        help=f"whose tensors are in the page: all, or of findings (default: all up to "
+        f"{MAX_DETAILED:,} nodes); beside: all, in FILE.details, for a server",
     )
     parser.add_argument(
         "--serve",

@@ -87,3 +87,9 @@ export function diagnosisHash(address) {
   const match = /(?:^|\/)diagnosis\/([^/?#]+)\/(\d+)\/(\d+)$/.exec(address ?? "");
   return match && `#/diagnosis/${match[1]}/${match[2]}/${match[3]}`;
 }
+
+/**
+ * Address of the graph with the dump of this id, attempt and step.
+ * @param {{id: string, attempt: number | string, step: number | string}} dump
+ */
+export const graphAddress = ({ id, attempt, step }) => `graph/${encodeURIComponent(id)}/${attempt}/${step}/?of=step${step}`;

@@ -1,7 +1,7 @@
 // The report of `trainermon diagnose` for one dump: what happened, the way of the first bad value through the model,
 // and the evidence. The JSON is described in analysis/diagnosis/README.md.
 
-import { getJson, number } from "./api.js";
+import { getJson, graphAddress, number } from "./api.js";
 import { el } from "./dom.js";
 import { formatCount, formatSpans, formatStep, formatValue } from "./scales.js";
 import { table } from "./tables.js";
@@ -30,10 +30,11 @@ const REPLAYS = { nonfinite: "not finite again", clean: "clean", none: "no repla
  * @param {{dump: string, attempt: string, step: string}} address
  */
 export async function showDiagnosis(main, { dump, attempt, step }) {
+  const graph = el("a", { href: graphAddress({ id: dump, attempt, step }), cls: "back" }, "Graph of the step");
   main.replaceChildren(back(), el("p", { cls: "empty" }, "Reading the dump…"));
   try {
     const report = /** @type {Report} */ (await getJson(`api/diagnosis/${dump}/${attempt}/${step}`));
-    main.replaceChildren(back(), ...article(report));
+    main.replaceChildren(back(), graph, ...article(report));
   } catch (error) {
     main.replaceChildren(back(), el("section", { cls: "panel" },
       el("p", { cls: "empty" }, el("strong", {}, "No diagnosis to show. "), error instanceof Error ? error.message : String(error)),

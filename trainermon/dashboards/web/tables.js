@@ -1,6 +1,6 @@
 // Alerts and dumps as tables.
 
-import { diagnosisHash, number } from "./api.js";
+import { diagnosisHash, graphAddress, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { formatSpans, formatStatistic, formatStep, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
@@ -194,7 +194,7 @@ export function showDumps(dumps, { onShow }) {
     el("td", {}, formatSpans(dump.ranks ?? [])),
     el("td", {}, el("span", { cls: `pill ${STATUS_TONES[dump.status] ?? "pending"}` }, STATUSES[dump.status] ?? dump.status)),
     el("td", { cls: "where" }, el("code", { title: dump.path }, dump.path ?? "–")),
-    el("td", { cls: "links" }, diagnosisLink(dump.diagnosis))));
+    el("td", { cls: "links" }, el("a", { href: graphAddress(dump) }, "Graph"), " ", diagnosisLink(dump.diagnosis))));
   byId("dumps").replaceChildren(table("dump-table cards", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
 }
 

@@ -47,6 +47,11 @@ class NodeDetails(NamedTuple):
         frames = () if node.side is NodeSide.GOLDEN else self.stacks().get(node.call.key, ())
         return {"rows": self.rows(node.call, node.side), "stack": [" ".join(frame.split()) for frame in frames]}
 
+    def json_of(self, place: int) -> bytes | None:
+        """Return what `of` returns as JSON."""
+        found = self.of(place)
+        return None if found is None else json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
+
     def among(self, wanted: Iterable[int]) -> dict[str, Details]:
         """Return those of the nodes `wanted`, by the node's index as text."""
         found = ((str(place), self.of(place)) for place in wanted)

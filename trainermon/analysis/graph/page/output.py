@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.screen import ancestors
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
+from trainermon.dashboards.graph_details import SUFFIX as DETAILS_SUFFIX
+from trainermon.dashboards.graph_details import pack_details
 
-DETAILS = ("all", "found")
+BESIDE = "beside"
+DETAILS = ("all", "found", BESIDE)
 MAX_DETAILED = 20_000
 """Pages of up to so many nodes have the details of all, if nothing else is asked for."""
 
@@ -32,12 +35,17 @@ def shown_first(graphs: Sequence[DumpGraph]) -> DumpGraph:
 def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: str | None) -> None:
     """Write the page of `graphs` to the file `path`, with the details that `choice`, one of `DETAILS`, names.
 
+    With "beside" they are in a second file for a server, see `trainermon.dashboards.graph_details`.
+
     Raises:
         DumpError: The file cannot be written, or a dump has changed since it was read.
     """
+    served = choice == BESIDE
     ranks = [_packed(one, _details(one).among(_detailed(one, choice, len(graphs)))) for one in graphs]
-    page = render_page(_title(graphs), pack(ranks, golden))
+    page = render_page(_title(graphs), pack(ranks, golden, served=served), served=served)
     try:
+        if served:
+            replace_file(path.with_suffix(DETAILS_SUFFIX), pack_details(_all_details(graphs)))
         replace_file(path, page.encode())
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
@@ -87,8 +95,16 @@ def _packed(graph: DumpGraph, details: Mapping[str, Any]) -> PackedRank:
     return PackedRank(graph.label, str(graph.directory), graph.tree, graph.found, find_flow(graph.tree), details)
 
 
+def _all_details(graphs: Sequence[DumpGraph]) -> Iterator[bytes | None]:
+    for details in map(_details, graphs):
+        for place in range(len(details.tree.nodes)):
+            yield details.json_of(place)
+
+
 def _detailed(graph: DumpGraph, choice: str | None, num_dumps: int) -> list[int]:
     places = range(len(graph.tree.nodes))
+    if choice == BESIDE:
+        return []
     if choice == "all" or (choice is None and len(places) * num_dumps <= MAX_DETAILED):
         return list(places)
     wrong = {one.node for one in graph.found.findings}

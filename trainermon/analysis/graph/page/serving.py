@@ -62,8 +62,7 @@ class GraphServer(ThreadingHTTPServer):
         rank = bisect_right(self._ends, number)
         if rank == len(self._ends):
             return None
-        found = self._details[rank].of(number - (self._ends[rank - 1] if rank else 0))
-        return None if found is None else json.dumps(found, allow_nan=False).encode()
+        return self._details[rank].json_of(number - (self._ends[rank - 1] if rank else 0))
 
 
 class _Handler(BaseHTTPRequestHandler):

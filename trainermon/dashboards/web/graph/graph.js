@@ -22,6 +22,19 @@ function readPalette() {
   return { ...colours, font: style.getPropertyValue("--font").trim() };
 }
 
+/**
+ * The graph with this label; of a step's name the first of its ranks, those with a finding before the others. -1: none.
+ * @param {Graph[]} graphs
+ * @param {string | null} label
+ */
+function placeOf(graphs, label) {
+  const exact = graphs.findIndex((one) => one.label === label);
+  if (exact >= 0 || !label) return exact;
+  const ofStep = (/** @type {Graph} */ one) => one.label.startsWith(`${label} `);
+  const wrong = graphs.findIndex((one) => ofStep(one) && one.findings.length > 0);
+  return wrong >= 0 ? wrong : graphs.findIndex(ofStep);
+}
+
 async function loadGraphs() {
   const text = byId("data").textContent ?? "";
   const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
@@ -179,8 +192,8 @@ function start(graphs) {
   const ranks = selectOf("step and rank", options, String(shown), (value) => showRank(Number(value)));
   ranks.hidden = graphs.length === 1;
   byId("ranks").replaceChildren(ranks);
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const place = graphs.findIndex((one) => one.label === asked.get("of"));
+  const asked = new URLSearchParams(location.hash.slice(1) || location.search);
+  const place = placeOf(graphs, asked.get("of"));
   if (place >= 0) [shown, graph] = [place, graphs[place]];
   pane.show(graph);
   describe();

@@ -1,0 +1,67 @@
+"""The graphs of a run's dumps on the page of a real agent: the link, the wait, the page, and the tensors of a node."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.agent.nodes import Run
+
+pytestmark = pytest.mark.server
+
+RECORDED = Path(__file__).parents[2] / "analysis" / "compare" / "recorded"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Any]:
+    """A run with a real agent, and dumps of two steps, one of them not finite, and of an earlier attempt."""
+    run = Run(tmp_path)
+    for folder, name in (("a1/attempt2/step7", "nan"), ("a1/attempt2/step8", "sound"), ("a0/attempt1/step3", "sound")):
+        target = run.output / "dumps" / folder / "rank0"
+        shutil.copytree(next((RECORDED / name).rglob("rank0")), target)
+    run.rank(start_agent=True, attempt=2).steps(0, 2)
+    yield run
+    run.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page on which no script fails and no policy is broken."""
+    complaints: list[str] = []
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if "olicy" in message.text else None)
+    yield page
+    page.close()
+    assert complaints == []
+
+
+def test_each_dump_leads_to_its_graph(run: Any, page: Page) -> None:
+    page.goto(run.running()["url"])
+    page.locator("#dumps tr", has_text="step8").get_by_role("link", name="Graph").click()
+    page.wait_for_selector("body[data-ready]")
+
+    assert page.text_content("#sentence") == "Everything is finite."
+    assert "step8 rank0" in str(page.text_content("#facts"))
+    page.get_by_label("step and rank").select_option(label="▲ step7 rank0")
+    expect(page.locator("#sentence")).to_have_text("The first value that is not finite arose in mul_ (forward).")
+    expect(page.locator("#panel table")).to_contain_text("NaN")
+
+
+def test_a_graph_that_cannot_be_drawn_says_why(run: Any, page: Page) -> None:
+    (run.output / "dumps/a0/attempt1/step3/rank0/dump.json").write_text("{")
+    page.goto(f"{run.running()['url']}graph/a0/1/3/")
+    expect(page.locator("h1")).to_have_text("The graph cannot be shown")
+    assert "it is damaged" in str(page.text_content("p"))
+
+
+def test_what_is_no_dump_is_refused(run: Any, page: Page) -> None:
+    reply = page.goto(f"{run.running()['url']}graph/..%2F..%2Fx/1/3/")
+
+    assert reply is not None
+    assert reply.status == 404

@@ -1,0 +1,59 @@
+"""The addresses of the graphs of dumps: the page, what is shown until it is there, and the details of nodes."""
+
+from __future__ import annotations
+
+import html
+from typing import Protocol
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import Response
+
+from trainermon.agent.orders.dumps import DumpKey
+from trainermon.agent.orders.graphs import GraphAnswer, GraphState
+from trainermon.dashboards.headers import policy_of
+
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{head}
+<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">
+<title>{title}</title><link rel="stylesheet" href="../../../../static/style.css"></head>
+<body><main><section class="panel"><h1 class="headline">{title}</h1><p class="empty" role="status">{text}</p>
+<p class="empty"><a href="../../../../">← Back to the run</a></p></section></main></body></html>
+"""
+_REFRESH = '<meta http-equiv="refresh" content="1">'
+
+
+class GraphInterface(Protocol):
+    """What is asked of the agent for graphs."""
+
+    async def graph(self, key: DumpKey) -> GraphAnswer:
+        """Return the graph's page with this dump, or what became of it."""
+
+    async def graph_detail(self, key: DumpKey, number: int) -> bytes | None:
+        """Return the details of a node, packed by gzip; None if there are none."""
+
+
+def add_graphs(app: FastAPI, node: GraphInterface) -> None:
+    """Answer for the graph of each dump, below `/graph/`."""
+
+    @app.get("/graph/{identity}/{attempt}/{step}/")
+    async def graph(identity: str, attempt: int, step: int) -> Response:
+        answer = await node.graph(DumpKey(identity, attempt, step))
+        if answer.state is GraphState.UNKNOWN:
+            return _said(404, "No such dump", "The run has no dump of that name, attempt and step.")
+        if answer.state is GraphState.FAILED:
+            return _said(500, "The graph cannot be shown", f"{answer.reason}. Load this page again to try once more.")
+        if answer.state is GraphState.BUILDING:
+            return _said(202, "The graph is being drawn", "This takes a few seconds.", _REFRESH)
+        policy = {"content-security-policy": policy_of(answer.page)}
+        return Response(answer.page, media_type="text/html; charset=utf-8", headers=policy)
+
+    @app.get("/graph/{identity}/{attempt}/{step}/details/{number}")
+    async def detail(identity: str, attempt: int, step: int, number: int) -> Response:
+        found = await node.graph_detail(DumpKey(identity, attempt, step), number)
+        if found is None:
+            raise HTTPException(404, "there are no details of this node (any more): load the page again")
+        return Response(found, media_type="application/json", headers={"content-encoding": "gzip"})
+
+
+def _said(status: int, title: str, text: str, head: str = "") -> Response:
+    page = _PAGE.format(title=html.escape(title), text=html.escape(text), head=head)
+    return Response(page, status_code=status, media_type="text/html; charset=utf-8")
