@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html.parser
 import json
+import re
 import subprocess
 import sys
 
@@ -45,7 +46,7 @@ def test_what_differs_is_printed_and_said_by_the_exit_status(files, capsys):
 
     assert (main(words), main([*words, "--exit-code"])) == (0, 3)
     printed = capsys.readouterr().out
-    assert printed.startswith("differs in 3 of 7 tensors, first layers.1.fc1.weight\n")
+    assert printed.startswith("differs in 3 of 7 tensors, NaN or Inf in 1, first layers.2.fc2.weight\n")
     assert "4 identical, 1 unmatched, 1 different, 1 nonfinite" in printed
     assert "\x1b[2J" not in printed
 
@@ -161,10 +162,42 @@ def test_a_browser_shows_the_map_and_loads_nothing(written, width, scheme):
         seen = page.locator(".heat td[title]").count()
         first = page.locator(".heat td[title]").first.bounding_box()
         wide = page.evaluate("document.documentElement.scrollWidth")
+        numbers = page.locator(".tensors tr").nth(1).locator("td.n")
+        ends = [box["x"] + box["width"] for box in (cell.bounding_box() for cell in numbers.all())]
         browser.close()
 
     assert complaints == [path.as_uri()]
+    assert len(ends) == 4
+    assert max(ends) <= width
     assert (seen, wide <= width, first["x"] + first["width"] < width) == (7, True, True)
+
+
+def test_what_is_in_no_layer_has_a_row_of_its_own_before_or_after_the_layers(tmp_path):
+    names = [
+        "lm_head.weight",
+        "model.embed.weight",
+        *(f"model.layers.{n}.up.weight" for n in (0, 1)),
+        "model.norm.weight",
+    ]
+    for seed, side in enumerate("ab"):
+        save_file({name: noise(seed, 4, 3) for name in names}, tmp_path / f"{side}.safetensors")
+    sides = [str(tmp_path / f"{side}.safetensors") for side in "ab"]
+
+    main(["checkpoint", "compare", *sides, "-o", str(tmp_path), "-f", "html"])
+
+    page = (tmp_path / "checkpoint_compare.html").read_text()
+    table = page[page.index('<table class="heat">') :].partition("</table>")[0].replace("<wbr>", "")
+    rows = [
+        re.findall(r"<code>(.*?)</code>|<th class=n>(\d+)|<td class=\"l\d\"( colspan=\"2\")?", row)
+        for row in table.split("<tr>")
+    ]
+    assert [[next(filter(None, found), "cell").strip() for found in row] for row in rows[1:]] == [
+        ["model.embed.weight", 'colspan="2"'],
+        ["0", "1"],
+        ["up.weight", "cell", "cell"],
+        ["lm_head.weight", 'colspan="2"'],
+        ["model.norm.weight", 'colspan="2"'],
+    ]
 
 
 def test_show_lists_tensors_with_norms_and_nan(files, capsys):

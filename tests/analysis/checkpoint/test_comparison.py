@@ -215,6 +215,45 @@ def test_trained_on_is_said_with_the_whole_change_and_the_largest(tmp_path):
     assert float(change[1]) == pytest.approx(100 * np.linalg.norm(a - b) / np.linalg.norm(b), rel=0.02)
 
 
+def test_a_tensor_that_is_another_one_stands_first_and_in_the_headline(tmp_path):
+    before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(6)} | {"head.weight": noise(9, 9)}
+    after = {name: array + 0.01 * noise(*array.shape, seed=30) for name, array in before.items()}
+    after["layers.4.weight"], after["head.weight"] = noise(20, 20, seed=8), noise(9, 9, seed=9)
+
+    found = compare_checkpoints(
+        checkpoint_of(tmp_path / "a", before), checkpoint_of(tmp_path / "b", after), options=ONE_JOB
+    )
+
+    assert {tensor.name for tensor in found.ranked()[:2]} == {"layers.4.weight", "head.weight"}
+    assert [tensor.name for tensor in found.ranked()[2:]] == [f"layers.{layer}.weight" for layer in (0, 1, 2, 3, 5)]
+    assert re.match(
+        r"trained on: ΔW/W 1\.0.%, but 2 stand out, first (layers.4|head).weight \(ΔW/W 1[34]", found.headline
+    )
+    assert all("stands out" in tensor.hints[0] for tensor in found.ranked()[:2])
+    assert not any(tensor.hints for tensor in found.ranked()[2:])
+
+
+def test_a_vector_that_began_at_zero_does_not_stand_out(tmp_path):
+    before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(6)} | {"bias": np.zeros(9, "f4")}
+    after = {name: array + 0.01 * noise(*array.shape, seed=30) for name, array in before.items()}
+
+    found = compare_checkpoints(
+        checkpoint_of(tmp_path / "a", before), checkpoint_of(tmp_path / "b", after), options=ONE_JOB
+    )
+
+    assert found.outliers() == {}
+
+
+def test_where_no_element_is_finite_on_both_sides_no_number_is_said(tmp_path, kernel):
+    ours, theirs = noise(6), noise(6, seed=1)
+    ours[:3], theirs[3:] = np.nan, np.inf
+
+    found = only(compared(tmp_path, ours, theirs))
+
+    assert (found.verdict, found.nonfinite) == (WeightVerdict.NONFINITE, (3, 3))
+    assert (found.relative, found.cosine, found.distance, found.largest) == (None,) * 4
+
+
 def test_optimizer_state_and_values_count_unless_weights_alone_are_asked_for(tmp_path):
     sides = []
     for number in range(2):

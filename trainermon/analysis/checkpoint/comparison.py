@@ -271,15 +271,18 @@ def _judged(
     found: dict[str, Any] = {
         "count": sums.count,
         "unequal": sums.unequal,
-        "relative": sums.relative,
-        "cosine": sums.cosine,
-        "distance": math.sqrt(sums.distance_square),
-        "largest": sums.largest,
-        "largest_at": place_of(overlaps, sums.largest_at) if sums.largest_at >= 0 else None,
-        "ulps": sums.ulps,
         "norms": (math.sqrt(sums.our_square), math.sqrt(sums.their_square)),
         "nonfinite": (sums.our_nans + sums.our_infs, sums.their_nans + sums.their_infs),
     }
+    if sums.nonfinite < sums.count or any(found["norms"]):  # else no element is finite on both sides
+        found |= {
+            "relative": sums.relative,
+            "cosine": sums.cosine,
+            "distance": math.sqrt(sums.distance_square),
+            "largest": sums.largest,
+            "largest_at": place_of(overlaps, sums.largest_at) if sums.largest_at >= 0 else None,
+            "ulps": sums.ulps,
+        }
     if sums.first_unequal >= 0:
         place = place_of(overlaps, sums.first_unequal)
         found |= {"first_at": place, "first_values": values_at(overlaps, place)}
@@ -326,6 +329,8 @@ def _with_hints(found: CheckpointComparison, work: list[TensorPair]) -> Checkpoi
     from trainermon.analysis.checkpoint.hints import hints_of
 
     hints = hints_of(found.tensors, {(pair.kind, pair.ours.name): pair for pair in work})
+    for number, typical in found.outliers().items():
+        hints[number] = (f"stands out: ΔW/W of its like is {typical:.2%}", *hints.get(number, ()))
     tensors = list(found.tensors)
     for number, said in hints.items():
         tensors[number] = replace(tensors[number], hints=said)

@@ -36,6 +36,10 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     try:
         found = _open_folder(path) if path.is_dir() else _open_file(path)
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
     except _FAULTS as error:  # a file may hold anything in the place of what its format has there
         cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path} is not laid out as its format says ({cause}): copy or save it again") from error

@@ -85,7 +85,7 @@ def _markdown(found: CheckpointComparison) -> Iterator[str]:
     yield "| " + " | ".join(verdict.value for verdict in WeightVerdict if counts[verdict]) + " |"
     yield "|" + "---:|" * len(counts)
     yield "| " + " | ".join(f"{counts[verdict]:,}" for verdict in WeightVerdict if counts[verdict]) + " |"
-    odd = [tensor for tensor in found.tensors if tensor.verdict is not WeightVerdict.IDENTICAL]
+    odd = found.ranked()
     if odd:
         yield "\n| tensor | verdict | ΔW/W | cosine | what may be the matter |\n|---|---|---:|---:|---|"
     for tensor in odd[:_MAX_ROWS]:
@@ -121,7 +121,7 @@ def _write_msprobe(found: CheckpointComparison, path: Path) -> None:
             "shape": list(tensor.shapes[0] or ()),
         }
         for tensor in found.tensors
-        if tensor.kind == WEIGHTS and tensor.distance is not None
+        if tensor.kind == WEIGHTS and tensor.unequal is not None
     }
     path.write_text(json.dumps(rows, indent=4) + "\n", encoding="utf-8")
 

@@ -11,7 +11,6 @@ from trainermon.analysis.checkpoint.screen import describe_side, said_of
 from trainermon.analysis.checkpoint.verdicts import (
     SAME,
     WEIGHTS,
-    WORST,
     CheckpointComparison,
     WeightComparison,
     WeightVerdict,
@@ -25,6 +24,10 @@ _MAX_LAYERS = 256
 # Nothing is loaded from anywhere, and nothing runs, whatever names a checkpoint may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
+_LAST = re.compile(
+    r"lm_head|output_layer|final|\bln_f\b|\bnorm\b"
+)  # what comes after the layers, wherever a file has it
+_MAX_OUTSIDE = 50
 _LEVELS = ((0.0, "equal"), (1e-5, "≤ 1e-5"), (1e-3, "≤ 0.1 %"), (1e-2, "≤ 1 %"), (1e-1, "≤ 10 %"))
 _OTHER = len(_LEVELS) + 1
 _COLOURS = {WeightVerdict.IDENTICAL: "good", WeightVerdict.ROUNDING: "good", WeightVerdict.CLOSE: "warn"}
@@ -45,7 +48,17 @@ vertical-align:-2px}
 td small{display:block;color:var(--dim);overflow-wrap:anywhere}td code{overflow-wrap:anywhere}
 td:first-child{min-width:200px}@media(min-width:900px){td:first-child{min-width:340px}}
 .heat td:first-child{min-width:22px}
-@media(max-width:760px){.heat th:first-child{max-width:128px;overflow:hidden;text-overflow:ellipsis}}
+@media(max-width:760px){.heat th:first-child{min-width:132px;white-space:normal;line-height:1.25;vertical-align:middle}
+.heat th:first-child code{font-size:10.5px;line-height:inherit}
+.tensors table,.tensors tbody{display:block}
+.tensors tr{display:grid;grid-template-columns:repeat(4,1fr);gap:2px 10px;padding:8px 0;
+border-bottom:1px solid var(--line)}
+.tensors tr:first-child{display:none}.tensors td{border:0;padding:0;grid-column:1/-1;min-width:0}
+.tensors td:empty{display:none}.tensors td.n{grid-column:auto;text-align:left}
+.tensors td.n::before,.tensors td:nth-child(3)::before{font-size:11px;color:var(--dim)}
+.tensors td.n::before{display:block}.tensors td:nth-child(3)::before{content:"first difference "}
+.tensors td:nth-child(4)::before{content:"ΔW/W"}.tensors td:nth-child(5)::before{content:"cosine"}
+.tensors td:nth-child(6)::before{content:"largest"}.tensors td:nth-child(7)::before{content:"unequal"}}
 """
 
 
@@ -56,8 +69,7 @@ def write_html(found: CheckpointComparison, path: Path) -> None:
 
 def _page(found: CheckpointComparison) -> Iterator[str]:
     title = text(found.headline)
-    odd = [tensor for tensor in found.tensors if tensor.verdict is not WeightVerdict.IDENTICAL]
-    odd.sort(key=lambda tensor: (tensor.verdict in SAME, tensor.verdict not in WORST))
+    odd = found.ranked()
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -88,43 +100,63 @@ def _tiles(found: CheckpointComparison) -> Iterator[str]:
 
 
 def _heat(tensors: list[WeightComparison]) -> str:
-    """Return a map: a row for each kind of tensor, a column for each layer; tensors outside of layers below it."""
+    """Return a map: a row for each kind of tensor, a column for each layer; other tensors above and below."""
     rows: dict[str, dict[int, WeightComparison]] = {}
-    outside = []
+    before: list[WeightComparison] = []
+    after: list[WeightComparison] = []
     for tensor in tensors:
         match = _LAYER.search(tensor.name)
         if match is None:
-            outside.append(tensor)
+            (after if rows or _LAST.search(tensor.name) else before).append(tensor)
             continue
         kind = f"{tensor.name[: match.start(1)]}*{tensor.name[match.end(1) :]}"
         cells = rows.setdefault(kind, {})
         known = cells.get(int(match[1]))
         if known is None or _level(tensor) > _level(known):
             cells[int(match[1])] = tensor
-    layers = sorted({layer for cells in rows.values() for layer in cells})[:_MAX_LAYERS]
-    if not tensors:
-        return ""
-    head = "".join(f'<th class="n">{layer}</th>' for layer in layers)
-    lines = [f"<tr><th></th>{head}</tr>"] if layers else []
+    layers = sorted({layer for cells in rows.values() for layer in cells})
+    shown, num_more = layers[:_MAX_LAYERS], len(layers) - _MAX_LAYERS
+    lines = _outside(before, len(shown))
+    if layers:
+        lines.append(f"<tr><th></th>{''.join(f'<th class=n>{layer}</th>' for layer in shown)}</tr>")
     stacks = {kind.partition("*")[0] for kind in rows}
     for kind, cells in rows.items():
-        drawn = "".join(_cell(cells.get(layer)) for layer in layers)
+        drawn = "".join(_cell(cells.get(layer)) for layer in shown)
         said = kind.partition("*.")[2] if len(stacks) == 1 else kind
-        lines.append(f'<tr><th title="{text(kind)}"><code>{text(_short(said))}</code></th>{drawn}</tr>')
-    lines += [f"<tr><th><code>{text(_short(tensor.name))}</code></th>{_cell(tensor)}</tr>" for tensor in outside[:50]]
-    return f'<div class="scroll"><table class="heat">{"".join(lines)}</table></div>{_legend()}'
+        lines.append(f'<tr><th title="{text(kind)}"><code>{_breakable(_short(said))}</code></th>{drawn}</tr>')
+    lines += _outside(after, len(shown))
+    more = f'<p class="dim">and {num_more:,} more layers</p>' if num_more > 0 else ""
+    return f'<div class="scroll"><table class="heat">{"".join(lines)}</table></div>{more}{_legend()}' if lines else ""
+
+
+def _outside(tensors: list[WeightComparison], num_layers: int) -> list[str]:
+    """Return a row for each tensor that is in no layer, as wide as all layers; of many, for those that differ most."""
+    chosen = sorted(range(len(tensors)), key=lambda number: -_level(tensors[number]))[:_MAX_OUTSIDE]
+    lines = [
+        f'<tr><th title="{text(tensors[number].name)}"><code>{_breakable(_short(tensors[number].name))}</code></th>'
+        f"{_cell(tensors[number], max(1, num_layers))}</tr>"
+        for number in sorted(chosen)
+    ]
+    num_more = len(tensors) - len(chosen)
+    return [*lines, f"<tr><th>and {num_more:,} more</th></tr>"] if num_more else lines
+
+
+def _breakable(name: str) -> str:
+    """Return a name as HTML that is broken between its parts where there is no room for it."""
+    return text(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 46 else f"…{name[-45:]}"
 
 
-def _cell(tensor: WeightComparison | None) -> str:
+def _cell(tensor: WeightComparison | None, width: int = 1) -> str:
     if tensor is None:
         return "<td></td>"
+    span = f' colspan="{width}"' if width > 1 else ""
     said = f"{tensor.name}: {said_of(tensor)}"
     apart = f", ΔW/W {number(tensor.relative)}" if tensor.relative is not None else ""
-    return f'<td class="l{_level(tensor)}" title="{text(said + apart)}"></td>'
+    return f'<td class="l{_level(tensor)}"{span} title="{text(said + apart)}"></td>'
 
 
 def _level(tensor: WeightComparison) -> int:
@@ -151,7 +183,7 @@ def _tensors(tensors: list[WeightComparison]) -> str:
         )
         for tensor in tensors
     ]
-    return table(head, rows, numbers=4) if rows else ""
+    return f'<div class="tensors">{table(head, rows, numbers=4)}</div>' if rows else ""
 
 
 def _name(tensor: WeightComparison) -> str:
@@ -160,7 +192,7 @@ def _name(tensor: WeightComparison) -> str:
     there = f"<small>there {text(other)}</small>" if other is not None and other != tensor.name else ""
     shape = tensor.shapes[0] or tensor.shapes[1] or ()
     dtypes = " and ".join(dict.fromkeys(dtype for dtype in tensor.dtypes if dtype))
-    return f"<code>{text(tensor.name)}</code>{kind}{there}<small>{text(dtypes)} {text(list(shape))}</small>"
+    return f"<code>{_breakable(tensor.name)}</code>{kind}{there}<small>{text(dtypes)} {text(list(shape))}</small>"
 
 
 def _said(tensor: WeightComparison) -> str:

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from trainermon.analysis.checkpoint.inspection import CheckedTensor
 from trainermon.analysis.checkpoint.pieces import Checkpoint
 from trainermon.analysis.checkpoint.verdicts import (
-    SAME,
     WEIGHTS,
-    WORST,
     CheckpointComparison,
     CheckpointSide,
     WeightComparison,
@@ -33,8 +31,7 @@ def render_comparison(found: CheckpointComparison, *, colour: bool = False, rows
     yield line("tensors", ", ".join(f"{counts[v]:,} {v.value}" for v in reversed(WeightVerdict) if counts[v]))
     for note in found.all_notes():
         yield line("note", printable(note))
-    odd = [tensor for tensor in found.tensors if tensor.verdict is not WeightVerdict.IDENTICAL]
-    odd.sort(key=lambda tensor: (tensor.verdict in SAME, tensor.verdict not in WORST))
+    odd = found.ranked()
     if odd:
         yield from table(_HEAD, [_row(tensor) for tensor in odd[:rows]], left=2)
     if len(odd) > rows:
@@ -66,8 +63,8 @@ def _row(tensor: WeightComparison) -> tuple[str, ...]:
     said = said_of(tensor)
     if tensor.unequal is None:
         return printable(name), said, "", "", "", ""
-    share = f"{tensor.unequal:,}"
-    return printable(name), said, number(tensor.relative), number(tensor.cosine), number(tensor.largest), share
+    numbers = [number(value) if value is not None else "" for value in (tensor.relative, tensor.cosine, tensor.largest)]
+    return printable(name), said, *numbers, f"{tensor.unequal:,}"
 
 
 def said_of(tensor: WeightComparison) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -11,6 +12,11 @@ from typing import Any
 
 _TRAINED_SHARE = 0.5  # of the tensors that differ, from which the whole was trained on
 _TRAINED_MOST = 0.5  # relative distance up to which this is training, not another model
+
+_FAR = 10  # times the typical ΔW/W: beyond it, a tensor stands out
+_FEWEST_ALIKE = 4  # tensors that differ in the number of their layer, from which one may stand out of them
+NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+"""The number of a layer or an expert in a name."""
 
 
 class WeightVerdict(str, Enum):
@@ -164,6 +170,28 @@ class CheckpointComparison:
         """Return the tensors that are neither equal, rounded nor close, in order."""
         return [tensor for tensor in self.tensors if tensor.verdict not in SAME]
 
+    def outliers(self) -> dict[int, float]:
+        """Return the places in `tensors` of those that stand out, the farthest first, and the ΔW/W that is typical.
+
+        A tensor stands out if its ΔW/W is 10 times the median of those that have its name in other layers. Where there
+        are fewer than three, that of all weights counts, if ΔW/W is more than a half and the tensor is no vector, which
+        may begin at zero.
+        """
+        return _outliers(self.tensors)
+
+    def ranked(self) -> list[WeightComparison]:
+        """Return the tensors that are not identical, the gravest first, others in order.
+
+        Damaged and nonfinite ones, then those that stand out, then all that differ, at last what is the same.
+        """
+        out = {number: rank for rank, number in enumerate(self.outliers())}
+        odd = [
+            (tensor.verdict in SAME, tensor.verdict not in WORST, out.get(number, len(out)), number)
+            for number, tensor in enumerate(self.tensors)
+            if tensor.verdict is not WeightVerdict.IDENTICAL
+        ]
+        return [self.tensors[number] for *_, number in sorted(odd)]
+
     def all_notes(self) -> list[str]:
         """Return the notes on both sides, with the side that each is on, and those on the comparison."""
         sides = (self.ours.notes, self.theirs.notes)
@@ -176,6 +204,27 @@ class CheckpointComparison:
     def headline(self) -> str:
         """What the comparison comes to, in one sentence."""
         return _headline(self)
+
+
+def _outliers(tensors: Sequence[WeightComparison]) -> dict[int, float]:
+    alike: dict[tuple[str, str], list[int]] = {}
+    kinds: dict[str, list[float]] = {}
+    for number, tensor in enumerate(tensors):
+        if tensor.relative is not None:
+            alike.setdefault((tensor.kind, NUMBER.sub("*", tensor.name)), []).append(number)
+            kinds.setdefault(tensor.kind, []).append(tensor.relative)
+    of_kinds = {kind: median(changes) for kind, changes in kinds.items()}
+    found: dict[int, float] = {}
+    for (kind, _), numbers in alike.items():
+        changes = [tensors[number].relative or 0.0 for number in numbers]
+        has_many = len(numbers) >= _FEWEST_ALIKE
+        typical = median(changes) if has_many else of_kinds[kind]
+        least = 0.0 if has_many else _TRAINED_MOST
+        for number, change in zip(numbers, changes, strict=True):
+            is_judged = has_many or len(tensors[number].shapes[0] or ()) > 1
+            if is_judged and typical and change > max(_FAR * typical, least) and tensors[number].verdict not in SAME:
+                found[number] = typical
+    return dict(sorted(found.items(), key=lambda item: -(tensors[item[0]].relative or 0.0)))
 
 
 def _headline(found: CheckpointComparison) -> str:
@@ -191,10 +240,20 @@ def _headline(found: CheckpointComparison) -> str:
     if counts[WeightVerdict.DAMAGED]:
         first = next(tensor for tensor in wrong if tensor.verdict is WeightVerdict.DAMAGED)
         return f"cannot be compared in full: {counts[WeightVerdict.DAMAGED]:,} damaged, first {first.name}" + tail
-    trained = _trained_on(compared, counts)
+    out = [found.tensors[number] for number in found.outliers() if found.tensors[number].kind == WEIGHTS]
+    trained = _trained_on([tensor for tensor in compared if tensor not in out], counts, out)
     if trained:
         return trained + tail
-    return f"differs in {len(wrong):,} of {len(weights):,} tensors, first {wrong[0].name}" + tail
+    bad = counts[WeightVerdict.NONFINITE]
+    said = f", NaN or Inf in {bad:,}" if bad else f", {_stand_out(out)}" if out else ""
+    gravest = next(tensor for tensor in found.ranked() if tensor.kind == WEIGHTS)
+    where = "" if out and not bad else f", first {gravest.name}"
+    return f"differs in {len(wrong):,} of {len(weights):,} tensors{said}{where}" + tail
+
+
+def _stand_out(tensors: list[WeightComparison]) -> str:
+    worst = f"{tensors[0].name} (ΔW/W {tensors[0].relative or 0.0:.2%})"
+    return f"{len(tensors):,} stand out, first {worst}" if len(tensors) > 1 else f"one stands out: {worst}"
 
 
 def _same(weights: list[WeightComparison], counts: Counter[WeightVerdict]) -> str:
@@ -208,16 +267,20 @@ def _same(weights: list[WeightComparison], counts: Counter[WeightVerdict]) -> st
     return "the same model" + (f", with NaN or Inf in {bad:,} tensors of both" if bad else "")
 
 
-def _trained_on(compared: list[WeightComparison], counts: Counter[WeightVerdict]) -> str | None:
+def _trained_on(
+    compared: list[WeightComparison], counts: Counter[WeightVerdict], out: list[WeightComparison]
+) -> str | None:
     different = [tensor for tensor in compared if tensor.verdict is WeightVerdict.DIFFERENT and tensor.relative]
     others = sum(counts[verdict] for verdict in (WeightVerdict.SHAPE, WeightVerdict.NONFINITE, WeightVerdict.UNMATCHED))
     changes = [tensor.relative for tensor in different if tensor.relative is not None]
-    if others or len(different) < _TRAINED_SHARE * len(compared) or median(changes) > _TRAINED_MOST:
+    if others or not different or len(different) < _TRAINED_SHARE * len(compared) or median(changes) > _TRAINED_MOST:
         return None
     moved = sum((tensor.distance or 0.0) ** 2 for tensor in different) ** 0.5
     size = sum((max(tensor.norms) if tensor.norms else 0.0) ** 2 for tensor in compared) ** 0.5
     most = max(different, key=lambda tensor: tensor.relative or 0.0)
     whole = moved / size if size else 0.0
+    if out:
+        return f"trained on: ΔW/W {whole:.2%}, but {_stand_out(out)}"
     return f"trained on: ΔW/W {whole:.2%}, largest in {most.name} ({most.relative or 0.0:.2%})"
 
 
