@@ -8,21 +8,35 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainermon.analysis.compare.comparison import collector_off
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.markdown import as_markdown
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
-from trainermon.analysis.graph.page.output import DETAILS, MAX_DETAILED, open_server, shown_first, write_page
+from trainermon.analysis.graph.page.output import (
+    DETAILS,
+    MAX_DETAILED,
+    details_of,
+    open_server,
+    shown_first,
+    write_page,
+)
 from trainermon.analysis.graph.page.serving import LOOPBACK, serve
 from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, read_graphs
 from trainermon.analysis.graph.screen import TreeScreen
 from trainermon.analysis.tensor.screen import printable, table
+from trainermon.core.errors import DumpError
+from trainermon.core.private_files import replace_file
 
 DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
+NESTS = ("stack",)
 _DEPTH = 1
 
 
@@ -30,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon graph`."""
     parser.add_argument("path", type=Path, help="a dump, or a folder of steps, ranks or a run; ours or msprobe's")
     parser.add_argument("golden", type=Path, nargs="?", help="the dump to hold it against, taken to be right")
+    parser.add_argument(
+        "--nest",
+        choices=NESTS,
+        help="put calls that no module is known for, as in dumps of level L1, into the functions that made them",
+    )
     parser.add_argument("--step", type=int, help="only this step")
     parser.add_argument("--rank", type=int, help="only this rank")
     parser.add_argument(
@@ -39,7 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEVELS",
         help=f"how many levels of calls to unfold (default: {_DEPTH}); what is wrong is always unfolded",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write one page that needs nothing else")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write one page (.html), a text for an issue (.md), or msprobe's plugin's file (.vis.db)",
+    )
     parser.add_argument(
         "--details",
         choices=DETAILS,
@@ -72,7 +97,9 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump of that step and rank, or it is damaged.
     """
     with collector_off():
-        graphs = list(read_graphs(args.path, args.golden, step=args.step, rank=args.rank))
+        graphs = list(
+            read_graphs(args.path, args.golden, step=args.step, rank=args.rank, by_stack=args.nest == NESTS[0])
+        )
         _show(graphs, args)
     if args.serve is not None or args.open:
         sys.stdout.flush()
@@ -97,8 +124,19 @@ def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
 def _write(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
     if args.output.name.endswith(SUFFIX):
         write_database(args.output, graphs, overflow=args.overflow)
+    elif args.output.suffix == ".md":
+        _write_markdown(graphs, args)
     else:
         write_page(graphs, args.output, golden=str(args.golden or ""), choice=args.details)
+
+
+def _write_markdown(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
+    shown = shown_first(graphs)
+    text = as_markdown(shown, details_of(shown), _tree(shown, args.depth), golden=str(args.golden or ""))
+    try:
+        replace_file(args.output, text.encode())
+    except OSError as error:
+        raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
 
 
 def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
@@ -116,12 +154,15 @@ def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
     if levels is not None:
         lines[-1:] = [overflow_sentence(shown.tree, levels), ""]
     lines.append(f"{printable(shown.tree.nodes[0].name)}, {shown.label}: {len(shown.tree.nodes):,} nodes")
-    screen = TreeScreen(
-        tree=shown.tree,
-        found=shown.found,
-        worst=worst_within(shown.tree, shown.found.verdicts),
+    return "\n".join(lines) + "\n" + _tree(shown, depth, colour=is_bold, levels=levels)
+
+
+def _tree(graph: DumpGraph, depth: int, *, colour: bool = False, levels: NDArray[np.uint8] | None = None) -> str:
+    return TreeScreen(
+        tree=graph.tree,
+        found=graph.found,
+        worst=worst_within(graph.tree, graph.found.verdicts),
         depth=depth,
-        colour=is_bold,
-        levels=None if levels is None else worst_within(shown.tree, levels),
-    )
-    return "\n".join(lines) + "\n" + screen.render()
+        colour=colour,
+        levels=None if levels is None else worst_within(graph.tree, levels),
+    ).render()

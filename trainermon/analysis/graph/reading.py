@@ -12,9 +12,11 @@ from trainermon.analysis.graph.calls import read_calls
 from trainermon.analysis.graph.database.reading import read_database
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.findings import GraphFindings, judge_against, judge_alone
-from trainermon.analysis.graph.tree import GraphTree, build_tree, number_nodes, read_tree
+from trainermon.analysis.graph.nesting import nest_by_stack
+from trainermon.analysis.graph.tree import GraphTree, build_tree, number_nodes
 from trainermon.analysis.graph.union import join_trees
 from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import read_stacks
 
 MAX_NAMED = 12
 """How many dumps are named one by one where there may be many."""
@@ -33,11 +35,17 @@ class DumpGraph(NamedTuple):
 
 
 def read_graphs(
-    path: Path, golden: Path | None = None, *, step: int | None = None, rank: int | None = None
+    path: Path,
+    golden: Path | None = None,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    by_stack: bool = False,
 ) -> Iterator[DumpGraph]:
     """Yield the graph of each dump below `path`, held against its partner below `golden` if that is given.
 
-    Only of `step` and `rank`, where they are given.
+    Only of `step` and `rank`, where they are given. With `by_stack` the calls that no module is known for are in the
+    functions of the script that made them.
 
     `path` may be a `.vis.db` file of msprobe's.
 
@@ -59,17 +67,20 @@ def read_graphs(
     if not wanted:
         raise DumpError(f"{path} has no dump of that step and rank: expected one of {_names(places)}")
     for place, pair in wanted:
-        yield _alone(place) if pair is None else _against(pair)
+        yield _alone(place, by_stack=by_stack) if pair is None else _against(pair, by_stack=by_stack)
 
 
-def _alone(place: DumpLocation) -> DumpGraph:
-    tree = read_tree(place.directory)
+def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
+    root = build_tree(*read_calls(place.directory))
+    if by_stack:
+        nest_by_stack(root, read_stacks(place.directory))
+    tree = number_nodes(root)
     return DumpGraph(
         _label(place), place.directory, tree, judge_alone(tree, place.directory), None, place.step, place.rank
     )
 
 
-def _against(pair: PlacePair) -> DumpGraph:
+def _against(pair: PlacePair, *, by_stack: bool) -> DumpGraph:
     for place in pair:
         if place.parts:
             raise DumpError(
@@ -79,6 +90,8 @@ def _against(pair: PlacePair) -> DumpGraph:
     comparison = compare_pair(pair, CompareOptions())
     root, golden = (build_tree(*read_calls(place.directory)) for place in pair)
     join_trees(root, golden, {one.golden.key: one.target.key for one in comparison.calls if one.golden and one.target})
+    if by_stack:
+        nest_by_stack(root, comparison.stacks)
     tree = number_nodes(root)
     found, ours = judge_against(tree, comparison), pair.target
     return DumpGraph(_label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank)

@@ -79,7 +79,7 @@ class TreeScreen:
 
     def _name(self, alike: list[int]) -> str:
         first, last = self.tree.nodes[alike[0]], self.tree.nodes[alike[-1]]
-        is_module = first.kind is GraphKind.MODULE
+        is_module = first.kind is GraphKind.MODULE and first.class_name
         return spanned(first.name, last.name) + (f" {first.class_name}" if is_module else "")
 
 

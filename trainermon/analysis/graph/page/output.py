@@ -41,7 +41,7 @@ def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: 
         DumpError: The file cannot be written, or a dump has changed since it was read.
     """
     served = choice == BESIDE
-    ranks = [_packed(one, _details(one).among(_detailed(one, choice, len(graphs)))) for one in graphs]
+    ranks = [_packed(one, details_of(one).among(_detailed(one, choice, len(graphs)))) for one in graphs]
     page = render_page(_title(graphs), pack(ranks, golden, served=served), served=served)
     try:
         if served:
@@ -60,7 +60,7 @@ def open_server(graphs: Sequence[DumpGraph], address: str, *, golden: str, in_br
     page = render_page(_title(graphs), pack([_packed(one, {}) for one in graphs], golden, served=True), served=True)
     host, port = _address(address)
     try:
-        server = GraphServer(page, [_details(one) for one in graphs], host=host, port=port)
+        server = GraphServer(page, [details_of(one) for one in graphs], host=host, port=port)
     except (OSError, OverflowError) as error:
         raise DumpError(f"cannot listen on {host} port {port} ({error}): choose another with --serve") from error
     if in_browser:
@@ -83,7 +83,8 @@ def _title(graphs: Sequence[DumpGraph]) -> str:
     return f"{shown.tree.nodes[0].name}: {shown.found.sentence}"
 
 
-def _details(graph: DumpGraph) -> NodeDetails:
+def details_of(graph: DumpGraph) -> NodeDetails:
+    """Return what is known of the tensors of a graph, wherever it comes from."""
     if graph.directory.name.endswith(SUFFIX) and graph.step is not None and graph.rank is not None:
         return details_of_database(graph.tree, graph.directory, graph.step, graph.rank)
     if graph.comparison is None:
@@ -96,7 +97,7 @@ def _packed(graph: DumpGraph, details: Mapping[str, Any]) -> PackedRank:
 
 
 def _all_details(graphs: Sequence[DumpGraph]) -> Iterator[bytes | None]:
-    for details in map(_details, graphs):
+    for details in map(details_of, graphs):
         for place in range(len(details.tree.nodes)):
             yield details.json_of(place)
 
