@@ -92,26 +92,40 @@ def compare_cost(folder: Path) -> tuple[float, float]:
     import numpy as np
 
     from trainermon.analysis.gradients.command import compare_gradients
-    from trainermon.core.gradient_signs import GradientPart, IndexBox, SignBitmaps, SignsHeader, signs_path, write_signs
+    from trainermon.core.gradient_signs import (
+        GradientPart,
+        IndexBox,
+        SignBitmaps,
+        SignCounts,
+        SignsHeader,
+        signs_path,
+        write_signs,
+    )
 
     random = np.random.default_rng(0)
     words = random.integers(0, 2**63, -(-NUM_ELEMENTS // 64), np.uint64)
     box = (IndexBox((0,), (NUM_ELEMENTS,)),)
     for run in ("one", "two"):
         for step in range(10):
-            parts = tuple(
-                GradientPart(name=f"w{n}", shape=(NUM_ELEMENTS,), boxes=box, length=NUM_ELEMENTS)
+            held = [
+                (
+                    GradientPart(name=f"w{n}", shape=(NUM_ELEMENTS,), boxes=box, length=NUM_ELEMENTS),
+                    SignCounts(num_zeros=step * n),
+                    SignBitmaps(words, ~words),
+                )
                 for n in range(NUM_TENSORS)
-            )
-            header = SignsHeader(step=step, rank=0, parts=parts)
-            write_signs(signs_path(folder / run, step, 0), header, [SignBitmaps(words, ~words)] * NUM_TENSORS)
-    compare_gradients(folder / "one", folder / "two")
-    start = time.process_time()
-    compare_gradients(folder / "one", folder / "two")
-    spent, start = time.process_time() - start, time.process_time()
-    for file in folder.rglob("*.bits"):
-        np.fromfile(file, np.uint8)
-    return spent, time.process_time() - start
+            ]
+            write_signs(signs_path(folder / run, step, 0), SignsHeader(step=step, rank=0), held)
+    spent, read = [], []
+    for _ in range(STEPS):
+        start = time.process_time()
+        compare_gradients(folder / "one", folder / "two")
+        middle = time.process_time()
+        for file in folder.rglob("*.bits"):
+            np.fromfile(file, np.uint8)
+        spent.append(middle - start)
+        read.append(time.process_time() - middle)
+    return statistics.median(spent), statistics.median(read)
 
 
 def main() -> None:

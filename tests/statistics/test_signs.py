@@ -109,7 +109,7 @@ def test_every_instruction_set_gives_the_right_signs(tmp_path, instructions):
 @pytest.fixture
 def kernel_or_numpy(request, monkeypatch):
     if request.param == "numpy":
-        monkeypatch.setattr(bitmaps, "_compiled", lambda: None)
+        monkeypatch.setattr(bitmaps, "_library", lambda: None)
 
 
 @pytest.mark.parametrize("kernel_or_numpy", ["compiled", "numpy"], indirect=True)
@@ -122,6 +122,23 @@ def test_differences_are_counted_as_numpy_counts_them(count):
     found = bitmaps.sign_differences(*((each.positive, each.negative) for each in maps))
 
     assert found == (((values[0] > 0) != (values[1] > 0)).sum(), (values[0] != values[1]).sum())
+
+
+@pytest.mark.parametrize("kernel_or_numpy", ["compiled", "numpy"], indirect=True)
+@pytest.mark.usefixtures("kernel_or_numpy")
+def test_the_differences_of_files_are_those_of_their_tensors():
+    random, lengths = np.random.default_rng(0), np.array([3, 0, 40], np.int64)
+    ours, theirs = random.integers(0, 2**63, (2, 2 * lengths.sum())).astype(np.uint64)
+
+    found = bitmaps.differences_of_files(ours, theirs, lengths)
+
+    differ = ours ^ theirs
+    pairs = (differ[:3], differ[3:6]), (differ[6:6], differ[6:6]), (differ[6:46], differ[46:])
+    assert found.tolist() == [
+        [int(np.bitwise_count(x).sum()) for x in (above, above | below)] for above, below in pairs
+    ]
+    with pytest.raises(ValueError, match="found 86 and 85 words, expected 86"):
+        bitmaps.differences_of_files(ours, theirs[1:], lengths)
 
 
 def test_bitmaps_of_other_lengths_are_refused():

@@ -3,13 +3,15 @@
     signs/step12.rank0.bits                              of a probe
     signs/attempt0/step12.rank0/step12.rank0.bits        of a run; of several attempts the last counts
 
-    ┌──────────────────────────┬─────────────┬──────────────────────────────┬────────────────────┬───┐
-    │ TMSIGNS1, length, CRC-32 │ JSON header │ positive words, parameter 0  │ negative words, 0  │ … │
-    └──────────────────────────┴─────────────┴──────────────────────────────┴────────────────────┴───┘
+    ┌──────────────────────────┬──────────────────────┬────────┬─────────────────────────────┬───────────────────┬───┐
+    │ TMSIGNS2, length, CRC-32 │ JSON: step and parts │ counts │ positive words, parameter 0 │ negative words, 0 │ … │
+    └──────────────────────────┴──────────────────────┴────────┴─────────────────────────────┴───────────────────┴───┘
 
-Little-endian. The bitmaps begin at a multiple of 64 bytes, each parameter's one after the other in the order of the
-header: ceil(length / 64) words of 64 bits, element i in bit i % 64 of word i // 64, unused bits 0. NaN and zeros are in
-neither bitmap.
+Little-endian. Length and CRC-32 are of what lies between them and the bitmaps: a line of JSON for the step, one for the
+parts, which are those of the step before, byte by byte, so that readers parse them once; and 64-bit counts, `[parts, 2
++ bounds]`. The bitmaps begin at a multiple of 64 bytes, each parameter's one after the other in the order of the parts:
+ceil(length / 64) words of 64 bits, element i in bit i % 64 of word i // 64, unused bits 0. NaN and zeros are in neither
+bitmap. Files that begin with TMSIGNS1 have one JSON object, and the counts in its parts.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import marshal
 import math
+import mmap
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,7 @@ from trainermon.core.strict import build
 
 FOLDER = "signs"
 WORD_BITS = 64
-_MAGIC = b"TMSIGNS1"
+_MAGIC, _FIRST_MAGIC = b"TMSIGNS2", b"TMSIGNS1"
 _PREAMBLE = struct.Struct("<8sII")
 _ALIGNMENT = 64
 _MAX_HEADER = 1 << 28
@@ -44,6 +46,7 @@ _MAX_PIECES = 1024  # that one call takes (IOV_MAX)
 _NAME = re.compile(r"step(\d+)\.rank(\d+)\.bits")
 
 Words = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class IndexBox:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GradientPart:
-    """What one rank held of one parameter's gradient, in numbers; its bitmaps lie beside it in the file.
+    """What one rank holds of one parameter's gradient, the same in every step.
 
     Attributes:
         name: The parameter's plain name in the whole model.
@@ -67,9 +70,6 @@ class GradientPart:
         offset: First element of the rank's part in the flattened tensor that the boxes make up.
         length: How many elements it holds from there.
         is_counted: Exactly one rank's copy of each element is.
-        num_zeros: Zeros of either sign.
-        num_nans: NaNs.
-        at_most: How many elements are at most each bound.
     """
 
     name: str
@@ -79,9 +79,6 @@ class GradientPart:
     offset: int = 0
     length: int = 0
     is_counted: bool = True
-    num_zeros: int = 0
-    num_nans: int = 0
-    at_most: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -96,21 +93,46 @@ class GradientPart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SignsHeader:
-    """What stands before the bitmaps.
+    """Which step a file is of.
 
     Attributes:
         step: The training step.
         rank: The rank that wrote.
         world_size: How many ranks the job had.
         bounds: The bounds that elements were counted by.
-        parts: What follows, in order.
     """
 
     step: int
     rank: int
     world_size: int = 1
     bounds: tuple[float, ...] = ()
-    parts: tuple[GradientPart, ...] = ()
+
+
+class SignCounts(NamedTuple):
+    """How many of a part's elements are what.
+
+    Attributes:
+        num_zeros: Zeros of either sign.
+        num_nans: NaNs.
+        at_most: How many elements are at most each bound of the header.
+    """
+
+    num_zeros: int = 0
+    num_nans: int = 0
+    at_most: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What files of several steps have in common: their parts, in order. Of equal files it is one object.
+
+    Attributes:
+        parts: By name.
+        num_words: How many words each bitmap of each part has, int64 `[num_parts]`.
+    """
+
+    parts: Mapping[str, GradientPart]
+    num_words: Counts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,12 +143,30 @@ class SignBitmaps:
     negative: Words
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StoredSigns:
-    """One file: its header, and by name what it holds, mapped, not read."""
+    """One file, mapped, not read.
+
+    Attributes:
+        header: Which step it is of.
+        layout: Its parts.
+        counts: int64 `[num_parts, 2 + num_bounds]`: zeros, NaNs, and how many elements are at most each bound.
+        words: All bitmaps, uint64: part by part the positive and the negative one.
+    """
 
     header: SignsHeader
-    bitmaps: dict[str, SignBitmaps]
+    layout: Layout
+    counts: Counts
+    words: Words
+
+    def bitmaps(self) -> dict[str, SignBitmaps]:
+        """Return by name the bitmaps of each part."""
+        found, begin = {}, 0
+        for name, length in zip(self.layout.parts, self.layout.num_words.tolist(), strict=True):
+            middle, end = begin + length, begin + 2 * length
+            found[name] = SignBitmaps(self.words[begin:middle], self.words[middle:end])
+            begin = end
+        return found
 
 
 def signs_path(folder: Path, step: int, rank: int) -> Path:
@@ -149,22 +189,30 @@ def parse_signs_name(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def write_signs(path: Path, header: SignsHeader, bitmaps: Sequence[SignBitmaps]) -> None:
-    """Write a file of signs; `bitmaps` are those of `header.parts`. It is there as a whole or not at all.
+def write_signs(path: Path, header: SignsHeader, parts: Sequence[tuple[GradientPart, SignCounts, SignBitmaps]]) -> None:
+    """Write a file of signs. It is there as a whole or not at all.
 
     Cost: one write of a quarter of a byte an element to the page cache; nothing is synchronised to the disk.
 
     Raises:
         OSError: It cannot be written.
     """
-    text = json.dumps(header, default=_plain, separators=(",", ":")).encode()
-    text += b" " * (-(_PREAMBLE.size + len(text)) % _ALIGNMENT)
+    text = b"\n".join((_json(header), _json([part for part, _, _ in parts]), _packed([row for _, row, _ in parts])))
+    text += b"\0" * (-(_PREAMBLE.size + len(text)) % _ALIGNMENT)
     words = [
-        each.astype("<u8", copy=False).data.cast("B") for pair in bitmaps for each in (pair.positive, pair.negative)
+        each.astype("<u8", copy=False).data.cast("B") for *_, pair in parts for each in (pair.positive, pair.negative)
     ]
     make_private_folder(path.parent)
     with replacing(path) as file:
         _write_together(file.fileno(), [_PREAMBLE.pack(_MAGIC, len(text), zlib.crc32(text)) + text, *words])
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, default=_plain, separators=(",", ":")).encode()
+
+
+def _packed(counts: Sequence[SignCounts]) -> bytes:
+    return np.array([(zeros, nans, *at_most) for zeros, nans, at_most in counts], "<i8").tobytes()
 
 
 def _write_together(descriptor: int, pieces: Sequence[bytes | memoryview]) -> None:
@@ -185,70 +233,67 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def read_signs(path: Path) -> StoredSigns:
-    """Map a file of signs. Cost: its header is read; the bitmaps are read when they are used.
+    """Map a file of signs. Cost: its header is read, its parts are parsed if they are new; no bitmap is read yet.
 
     Raises:
         DumpError: It is no such file, cut short or damaged.
     """
-    header, begin = _read_header(path)
-    expected = begin + 16 * sum(part.num_words for part in header.parts)
-    size = path.stat().st_size
-    if size != expected:
-        raise DumpError(
-            f"{path}: found {size} bytes, expected {expected}: it was cut short; delete it, or copy it again"
-        )
-    # As a plain array, whose slices cost a tenth of a memmap's.
-    words: Words = np.asarray(np.memmap(path, "<u8", "r", offset=begin)) if size > begin else np.empty(0, np.uint64)
-    bitmaps, at = {}, 0
-    for part in header.parts:
-        length = part.num_words
-        bitmaps[part.name] = SignBitmaps(words[at : at + length], words[at + length : at + 2 * length])
-        at += 2 * length
-    return StoredSigns(header, bitmaps)
-
-
-def _read_header(path: Path) -> tuple[SignsHeader, int]:
     try:
-        with path.open("rb") as file:
-            preamble = file.read(_PREAMBLE.size)
-            magic, length, checksum = _PREAMBLE.unpack(preamble) if len(preamble) == _PREAMBLE.size else (b"", 0, 0)
-            if magic != _MAGIC or length > _MAX_HEADER:
-                raise DumpError(f"{path}: found no file of gradients' signs, expected one that begins with TMSIGNS1")
-            text = file.read(length)
+        with path.open("rb", buffering=0) as file:
+            header, layout, counts, begin = _read_header(path, file)
+            size = os.fstat(file.fileno()).st_size
+            expected = begin + 16 * int(layout.num_words.sum())
+            if size != expected:
+                raise DumpError(
+                    f"{path}: found {size} bytes, expected {expected}: it was cut short; delete it, or copy it again"
+                )
+            words: Words = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), "<u8", offset=begin)
     except OSError as error:
         raise DumpError(f"{path}: cannot be read: {error.strerror}") from error
+    return StoredSigns(header, layout, counts, words)
+
+
+def _read_header(path: Path, file: IO[bytes]) -> tuple[SignsHeader, Layout, Counts, int]:
+    preamble = file.read(_PREAMBLE.size)
+    magic, length, checksum = _PREAMBLE.unpack(preamble) if len(preamble) == _PREAMBLE.size else (b"", 0, 0)
+    if magic not in (_MAGIC, _FIRST_MAGIC) or length > _MAX_HEADER:
+        raise DumpError(f"{path}: found no file of gradients' signs, expected one that begins with TMSIGNS")
+    text = file.read(length)
     if len(text) != length or zlib.crc32(text) != checksum:
         raise DumpError(f"{path}: its header is damaged; delete it, or copy it again")
-    return _header_of(path, text), _PREAMBLE.size + length
-
-
-def _header_of(path: Path, text: bytes) -> SignsHeader:
     try:
-        plain: Any = json.loads(text)
-        parts = tuple(_part_of(marshal.dumps(part)) for part in plain.pop("parts"))
-        header: SignsHeader = build(SignsHeader, plain, "")
+        first, parts, counts = (text if magic == _MAGIC else _as_second_version(text)).split(b"\n", 2)
+        header: SignsHeader = build(SignsHeader, json.loads(first), "")
+        layout, width = _layout_of(parts), 2 + len(header.bounds)
+        rows = np.frombuffer(counts, "<i8", count=len(layout.num_words) * width).reshape(-1, width)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DumpError(f"{path}: its header is of another version: {error}") from error
-    return dataclasses.replace(header, parts=parts)
+    return header, layout, rows, _PREAMBLE.size + length
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _part_of(key: bytes) -> GradientPart:
-    """Return one part of a header, as `build` does; `key` is its marshalled dict.
+def _as_second_version(text: bytes) -> bytes:
+    plain: Any = json.loads(text)
+    parts = plain.pop("parts")
+    counts = [SignCounts(part.pop("num_zeros"), part.pop("num_nans"), part.pop("at_most")) for part in parts]
+    return b"\n".join((_json(plain), _json(parts), _packed(counts)))
 
-    A comparison reads many thousands, and most are those of the step before, to the last count.
-    """
-    plain: Any = marshal.loads(key)  # noqa: S302  # `_header_of` has made it
+
+@functools.lru_cache(maxsize=256)
+def _layout_of(text: bytes) -> Layout:
+    parts = [_part_of(part) for part in json.loads(text)]
+    named = {part.name: part for part in parts}
+    if len(named) < len(parts):
+        raise ValueError(f"found {len(parts)} parts of {len(named)} parameters, expected one of each")
+    return Layout(named, np.array([part.num_words for part in parts], np.int64))
+
+
+def _part_of(plain: dict[str, Any]) -> GradientPart:
+    """Return one part of a header, as `build` does in three times the time."""
     boxes = [IndexBox(_whole_numbers(box.pop("starts")), _whole_numbers(box.pop("sizes"))) for box in plain["boxes"]]
-    plain |= {
-        "shape": _whole_numbers(plain["shape"]),
-        "boxes": tuple(boxes),
-        "at_most": _whole_numbers(plain["at_most"]),
-    }
-    part = GradientPart(**plain)
-    kinds = (str, bool, *(int,) * 5)
-    told = (part.name, part.is_counted, part.dim, part.offset, part.length, part.num_zeros, part.num_nans)
-    if not boxes or tuple(map(type, told)) != kinds:
+    part = GradientPart(**plain | {"shape": _whole_numbers(plain["shape"]), "boxes": tuple(boxes)})
+    kinds = (str, bool, int, int, int)
+    told = (part.name, part.is_counted, part.dim, part.offset, part.length)
+    if not boxes or tuple(map(type, told)) != kinds or min(told[2:]) < 0:
         raise TypeError(f"found {told} of {len(boxes)} boxes, expected {kinds} of at least one")
     return part
 

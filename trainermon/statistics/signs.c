@@ -233,3 +233,16 @@ CLONED void trainermon_sign_differences(const uint64_t *positive, const uint64_t
     counts[0] = above;
     counts[1] = either;
 }
+
+/* The same for each of two files' tensors, whose bitmaps lie one after another, of a tensor first the positive one:
+ * `num_words` is [num_tensors], `counts` [num_tensors, 2]. */
+void trainermon_differences_of_files(const uint64_t *ours, const uint64_t *theirs, const int64_t *num_words,
+                                     int64_t num_tensors, int64_t *counts)
+{
+    for (int64_t t = 0; t < num_tensors; t++) {
+        int64_t length = num_words[t];
+        trainermon_sign_differences(ours, theirs, ours + length, theirs + length, length, counts + 2 * t);
+        ours += 2 * length;
+        theirs += 2 * length;
+    }
+}

@@ -3,8 +3,10 @@
 import csv
 import json
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,6 +26,7 @@ from trainermon.core.gradient_signs import (
     GradientPart,
     IndexBox,
     SignBitmaps,
+    SignCounts,
     SignsHeader,
     read_signs,
     signs_path,
@@ -36,12 +39,11 @@ RECORDED = Path(__file__).parents[2] / "monitor/gradient_probe/recorded"
 def part_of(name, whole, starts, sizes, values):
     flat = values.ravel()
     part = GradientPart(name=name, shape=whole, boxes=(IndexBox(starts, sizes),), length=flat.size)
-    return part, SignBitmaps(pack(flat > 0), pack(flat < 0))
+    return part, SignCounts(), SignBitmaps(pack(flat > 0), pack(flat < 0))
 
 
 def write(folder, step, rank, held):
-    parts, bitmaps = zip(*held, strict=True) if held else ((), ())
-    write_signs(signs_path(folder, step, rank), SignsHeader(step=step, rank=rank, parts=parts), bitmaps)
+    write_signs(signs_path(folder, step, rank), SignsHeader(step=step, rank=rank), held)
 
 
 def write_whole(folder, step, tensors):
@@ -61,9 +63,51 @@ def test_what_was_written_is_what_is_read(tmp_path):
 
     stored = read_signs(signs_path(tmp_path, 3, 0))
 
-    assert [part.name for part in stored.header.parts] == ["w", "empty", "scalar"]
-    bits = np.unpackbits(stored.bitmaps["w"].negative.view(np.uint8), bitorder="little")[: values.size]
+    assert list(stored.layout.parts) == ["w", "empty", "scalar"]
+    bits = np.unpackbits(stored.bitmaps()["w"].negative.view(np.uint8), bitorder="little")[: values.size]
     assert (bits == (values.ravel() < 0)).all()
+
+
+def test_a_file_without_parts_is_read(tmp_path):
+    write(tmp_path, 0, 0, [])
+
+    stored = read_signs(signs_path(tmp_path, 0, 0))
+
+    assert (dict(stored.layout.parts), stored.counts.shape, len(stored.words)) == ({}, (0, 2), 0)
+
+
+def test_counts_are_kept_and_parts_parsed_once(tmp_path):
+    part, _, bitmaps = part_of("w", (6, 70), (0, 0), (6, 70), gradients())
+    for step in (9, 10):
+        header = SignsHeader(step=step, rank=0, bounds=(-1.0, 0.5))
+        write_signs(signs_path(tmp_path, step, 0), header, [(part, SignCounts(step, 2, (3, 4)), bitmaps)])
+
+    first, second = (read_signs(signs_path(tmp_path, step, 0)) for step in (9, 10))
+
+    assert first.layout is second.layout
+    assert (first.counts.tolist(), second.counts.tolist()) == ([[9, 2, 3, 4]], [[10, 2, 3, 4]])
+
+
+def test_files_of_the_first_version_are_compared(tmp_path, capsys):
+    """Their header is one JSON object, with the counts in its parts."""
+    one, two = make_pair(tmp_path)
+    assert main(["gradients", "compare", str(one), str(two), "--json"]) == 0
+    expected = capsys.readouterr().out
+    for file in (one / "signs").iterdir():
+        content = file.read_bytes()
+        (length,) = struct.unpack_from("<I", content, 8)
+        head, parts, _ = content[16 : 16 + length].split(b"\n", 2)
+        whole = json.loads(head) | {"parts": json.loads(parts)}
+        for part in whole["parts"]:
+            part |= {"num_zeros": 7, "num_nans": 1, "at_most": []}
+        text = json.dumps(whole).encode()
+        text += b" " * (-(16 + len(text)) % 64)
+        old = struct.pack("<8sII", b"TMSIGNS1", len(text), zlib.crc32(text)) + text + content[16 + length :]
+        file.write_bytes(old)
+
+    assert read_signs(signs_path(one, 0, 0)).counts.tolist()[0] == [7, 1]
+    assert main(["gradients", "compare", str(one), str(two), "--json"]) == 0
+    assert capsys.readouterr().out == expected
 
 
 @settings(max_examples=25, deadline=None)
@@ -95,7 +139,7 @@ def test_flat_ranges_of_a_tensor_of_two_blocks_find_their_place(tmp_path):
     for rank, (begin, end) in enumerate([(0, 7), (7, 20)]):
         flat = local.ravel()[begin:end]
         part = GradientPart(name="w", shape=(8, 5), boxes=boxes, dim=0, offset=begin, length=flat.size)
-        write(tmp_path / "two", 0, rank, [(part, SignBitmaps(pack(flat > 0), pack(flat < 0)))])
+        write(tmp_path / "two", 0, rank, [(part, SignCounts(), SignBitmaps(pack(flat > 0), pack(flat < 0)))])
 
     missing, found = compare_signs(open_gradients(tmp_path / "one"), open_gradients(tmp_path / "two"))
 
@@ -257,11 +301,7 @@ def test_the_last_attempt_of_a_step_counts(tmp_path):
     for attempt, seed in ((2, 5), (10, 6)):
         folder = tmp_path / f"signs/attempt{attempt}/step0.rank0"
         held = [part_of("w", (6, 70), (0, 0), (6, 70), gradients(seed))]
-        write_signs(
-            folder / "step0.rank0.bits",
-            SignsHeader(step=0, rank=0, parts=(held[0][0],)),
-            [held[0][1]],
-        )
+        write_signs(folder / "step0.rank0.bits", SignsHeader(step=0, rank=0), held)
 
     found = open_gradients(tmp_path).steps[0][0]()
 

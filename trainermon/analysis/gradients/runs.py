@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainermon.core.gradient_signs import (
     GradientPart,
     IndexBox,
     SignBitmaps,
+    StoredSigns,
     parse_signs_name,
     read_signs,
 )
@@ -31,12 +33,14 @@ Steps = Mapping[int, Mapping[int, Callable[[], "RankSigns"]]]
 class RankSigns:
     """What one rank held in one step: by parameter its part, and the bitmaps.
 
-    `is_signed` is false where only positive elements are known, as in msprobe's files.
+    `is_signed` is false where only positive elements are known, as in msprobe's files. `stored` is the file, if it is
+    one of ours.
     """
 
     parts: Mapping[str, GradientPart]
     bitmaps: Mapping[str, SignBitmaps]
     is_signed: bool = True
+    stored: StoredSigns | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,9 +114,29 @@ def _reader(read: Callable[[Path], RankSigns], path: Path) -> Callable[[], RankS
     return lambda: read(path)
 
 
+class _Bitmaps(Mapping[str, SignBitmaps]):
+    """The bitmaps of a file by name, told apart when the first is asked for: files that are alike need none."""
+
+    def __init__(self, stored: StoredSigns) -> None:
+        self._stored = stored
+
+    @functools.cached_property
+    def _found(self) -> dict[str, SignBitmaps]:
+        return self._stored.bitmaps()
+
+    def __getitem__(self, name: str) -> SignBitmaps:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored.layout.parts)
+
+    def __len__(self) -> int:
+        return len(self._stored.layout.parts)
+
+
 def _read_bitmaps(path: Path) -> RankSigns:
     stored = read_signs(path)
-    return RankSigns({part.name: part for part in stored.header.parts}, stored.bitmaps)
+    return RankSigns(stored.layout.parts, _Bitmaps(stored), stored=stored)
 
 
 def _read_booleans(folder: Path) -> RankSigns:

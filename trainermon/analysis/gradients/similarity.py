@@ -9,21 +9,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.gradients.runs import GradientRun, RankSigns
 from trainermon.core.errors import DumpError
-from trainermon.core.gradient_signs import GradientPart, SignBitmaps
-from trainermon.statistics.bitmaps import sign_differences
+from trainermon.core.gradient_signs import GradientPart, SignBitmaps, StoredSigns
+from trainermon.statistics.bitmaps import differences_of_files, sign_differences
 
 NOTHING, ZERO, POSITIVE, NEGATIVE = -1, 0, 1, 2
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SignSimilarity:
+class SignSimilarity(NamedTuple):
     """How many elements of a parameter (on `rank`, or None: over all ranks) have the same sign in both runs.
 
     Attributes:
@@ -91,7 +90,7 @@ def _shown(steps: Mapping[int, Any]) -> str:
 def _have_same_parts(here: Mapping[int, RankSigns], there: Mapping[int, RankSigns]) -> bool:
     if here.keys() != there.keys():
         return False
-    return all(_places(here[rank]) == _places(there[rank]) for rank in here)
+    return all(here[rank].parts is there[rank].parts or _places(here[rank]) == _places(there[rank]) for rank in here)
 
 
 def _places(signs: RankSigns) -> dict[str, tuple[Any, ...]]:
@@ -106,6 +105,9 @@ def _by_rank(
             yield Unmatched(step, f"rank {rank}", f"only the {'first' if rank in here else 'second'} run has it")
             continue
         a, b = here[rank], there[rank]
+        if a.stored is not None and b.stored is not None and a.stored.layout is b.stored.layout:
+            yield from _of_files(step, rank, (a.stored, b.stored), chooses)
+            continue
         for name in _names([a], [b], chooses):
             if name not in a.parts or name not in b.parts:
                 yield Unmatched(step, name, f"only the {'first' if name in a.parts else 'second'} run has it")
@@ -116,6 +118,18 @@ def _by_rank(
             elif part.is_counted or other.is_counted:
                 signed = a.is_signed and b.is_signed
                 yield _of_bitmaps(step, part, rank, (a.bitmaps[name], b.bitmaps[name]), signed=signed)
+
+
+def _of_files(
+    step: int, rank: int, pair: tuple[StoredSigns, StoredSigns], chooses: Callable[[str], bool]
+) -> Iterator[SignSimilarity]:
+    """Yield the similarities of two files that hold the same parts."""
+    layout = pair[0].layout
+    counts = differences_of_files(pair[0].words, pair[1].words, layout.num_words).tolist()
+    for part, (positive, either) in zip(layout.parts.values(), counts, strict=True):
+        if part.is_counted and chooses(part.name):
+            length = part.length
+            yield SignSimilarity(step, part.name, rank, length, length - either, length - positive)
 
 
 def _names(here: Sequence[RankSigns], there: Sequence[RankSigns], chooses: Callable[[str], bool]) -> list[str]:

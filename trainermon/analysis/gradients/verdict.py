@@ -49,9 +49,11 @@ def faults_of(similarities: Iterable[SignSimilarity]) -> list[SignFault]:
 
 def _is_fault(one: SignSimilarity, last: float | None) -> bool:
     expected, allowed, num_samples = (LEAST_SHARE, 0.0, 1) if last is None else (last, MAX_FALL, 2)
-    likely = (expected + one.share) / 2
-    chance = DEVIATIONS * math.sqrt(num_samples * likely * (1 - likely) / one.num_elements)
-    return expected - one.share > max(allowed, chance)
+    share = one.share
+    if expected - share <= allowed:
+        return False
+    likely = (expected + share) / 2
+    return expected - share > DEVIATIONS * math.sqrt(num_samples * likely * (1 - likely) / one.num_elements)
 
 
 def headline(similarities: Sequence[SignSimilarity], faults: Sequence[SignFault]) -> str:

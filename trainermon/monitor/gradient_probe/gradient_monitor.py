@@ -113,10 +113,9 @@ class GradientMonitor:
             rank=coordinates.rank,
             world_size=coordinates.world_size,
             bounds=probe.bounds if probe.level is GradientLevel.L2 else (),
-            parts=tuple(reading.part for reading in signed),
         )
-        bitmaps = [reading.signs for reading in signed if reading.signs is not None]
-        write_signs(signs_path(folder, self._step, coordinates.rank), header, bitmaps)
+        path = signs_path(folder, self._step, coordinates.rank)
+        write_signs(path, header, [reading.written for reading in signed])
         if probe.sign_format == "npy":
             write_booleans(ranked / f"step{self._step}", signed)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from trainermon.core.gradient_signs import GradientPart, SignBitmaps
+from trainermon.core.gradient_signs import GradientPart, SignBitmaps, SignCounts
 from trainermon.core.values import STATISTICS, Coordinates
 from trainermon.hooks.names import chosen
-from trainermon.monitor.frameworks.boxes import HeldBoxes, boxes_of
-from trainermon.monitor.taps.training import HeldParameter, Training
+from trainermon.monitor.frameworks.boxes import boxes_of
+from trainermon.monitor.taps.training import Training
 from trainermon.statistics.crc32 import moments_and_crc32
 from trainermon.statistics.layout import plain
 from trainermon.statistics.signs import TensorSigns, signs_of
@@ -23,7 +24,8 @@ class GradientReading:
     """One parameter's gradient as this rank's optimizer is about to use it.
 
     Attributes:
-        part: What is held of which parameter, and the counts.
+        part: What is held of which parameter.
+        counts: How many of its elements are what.
         signs: The two bitmaps; None where they were not asked for.
         max: Largest element that is a number; NaN if there is none.
         min: Smallest.
@@ -32,11 +34,23 @@ class GradientReading:
     """
 
     part: GradientPart
+    counts: SignCounts
     signs: SignBitmaps | None
     max: float
     min: float
     norm: float
     checksum: int | None
+
+    @property
+    def written(self) -> tuple[GradientPart, SignCounts, SignBitmaps]:
+        """What a file of signs has of it.
+
+        Raises:
+            ValueError: Its signs were not asked for.
+        """
+        if self.signs is None:
+            raise ValueError(f"{self.part.name}: found no signs, expected a reading with signs")
+        return self.part, self.counts, self.signs
 
 
 class GradientReader:
@@ -99,7 +113,8 @@ class GradientReader:
         named = dict(zip(STATISTICS, row, strict=True))
         has_numbers = named["min"] <= named["max"]
         return GradientReading(
-            _part(self._training.parameters[index], self._boxes[index], named, signs),
+            self._part(index, int(named["count"])),
+            SignCounts(int(named["zeros"]), int(named["nans"]), () if signs is None else tuple(signs.at_most.tolist())),
             None if signs is None else SignBitmaps(signs.positive, signs.negative),
             max=named["max"] if has_numbers else math.nan,
             min=named["min"] if has_numbers else math.nan,
@@ -107,19 +122,15 @@ class GradientReader:
             checksum=checksum,
         )
 
-
-def _part(
-    parameter: HeldParameter, held: HeldBoxes, moments: Mapping[str, float], signs: TensorSigns | None
-) -> GradientPart:
-    return GradientPart(
-        name=parameter.name,
-        shape=parameter.owned.shape,
-        boxes=held.boxes,
-        dim=held.dim,
-        offset=held.offset,
-        length=int(moments["count"]),
-        is_counted=parameter.owned.in_global_norm,
-        num_zeros=int(moments["zeros"]),
-        num_nans=int(moments["nans"]),
-        at_most=() if signs is None else tuple(signs.at_most.tolist()),
-    )
+    @functools.cache  # noqa: B019  # a reader lives as long as the training
+    def _part(self, index: int, length: int) -> GradientPart:
+        parameter, held = self._training.parameters[index], self._boxes[index]
+        return GradientPart(
+            name=parameter.name,
+            shape=parameter.owned.shape,
+            boxes=held.boxes,
+            dim=held.dim,
+            offset=held.offset,
+            length=length,
+            is_counted=parameter.owned.in_global_norm,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from trainermon.core.config.schema import GradientSignsConfig
-from trainermon.core.gradient_signs import FOLDER, SignBitmaps, SignsHeader, signs_name, write_signs
+from trainermon.core.gradient_signs import FOLDER, SignsHeader, signs_name, write_signs
 from trainermon.core.outbox import Outbox
 from trainermon.core.values import Coordinates, GradientLevel
 from trainermon.monitor.gradient_probe.readings import GradientReader, GradientReading
@@ -50,15 +50,14 @@ class RunSigns:
         if self._reader is None or step % config.step_interval or self._num_written >= config.max_steps:
             return
         readings = self._reader.read()
-        bitmaps = [reading.signs for reading in readings if reading.signs is not None]
         wanted = 16 * sum(reading.part.num_words for reading in readings)
-        if not bitmaps or self._outbox.room(wanted) < wanted:
+        if not readings or self._outbox.room(wanted) < wanted:
             self._skip(step, wanted)
             return
-        self._send(step, readings, bitmaps)
+        self._send(step, readings)
         self._num_written += 1
 
-    def _send(self, step: int, readings: list[GradientReading], bitmaps: list[SignBitmaps]) -> None:
+    def _send(self, step: int, readings: list[GradientReading]) -> None:
         place = self._coordinates
         name = signs_name(step, place.rank)
         parcel = self._outbox.parcel(f"{FOLDER}/attempt{self._attempt}/{name.removesuffix('.bits')}")
@@ -67,9 +66,8 @@ class RunSigns:
             rank=place.rank,
             world_size=place.world_size,
             bounds=self._bounds,
-            parts=tuple(reading.part for reading in readings),
         )
-        write_signs(parcel.content / name, header, bitmaps)
+        write_signs(parcel.content / name, header, [reading.written for reading in readings])
         parcel.send()
 
     def _skip(self, step: int, wanted: int) -> None:

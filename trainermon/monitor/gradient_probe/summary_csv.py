@@ -67,9 +67,8 @@ def _intervals(bounds: Sequence[float]) -> Iterator[str]:
 
 
 def _shares(reading: GradientReading) -> Iterator[float]:
-    part = reading.part
-    below = 0
-    for count in (*part.at_most, part.length - part.num_nans):
-        yield (count - below) / part.length
+    length, counts, below = reading.part.length, reading.counts, 0
+    for count in (*counts.at_most, length - counts.num_nans):
+        yield (count - below) / length
         below = count
-    yield part.num_zeros / part.length
+    yield counts.num_zeros / length
