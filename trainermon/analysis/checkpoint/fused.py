@@ -83,7 +83,7 @@ def with_parts_joined(tensors: Tensors, heads: HeadLayout | None) -> dict[str, P
     parts: dict[str, dict[str, str]] = {}
     for name, tensor in tensors.items():
         match = _QKV.fullmatch(name) or _GLU.fullmatch(name)
-        if match is None:
+        if match is None or not tensor.shape:  # as the optimizer's steps are
             found[name] = tensor
             continue
         fused = "linear_qkv" if match[2] in "qkv" else "linear_fc1"

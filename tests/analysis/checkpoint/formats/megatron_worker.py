@@ -18,6 +18,8 @@ LAYOUTS = {
     "vpp": gpt.Layout(pp=2, vpp=2, layers=4),
     "ep": gpt.Layout(ep=2, experts=4),
     "bf16": gpt.Layout(pp=2, distributed_optimizer=True, dtype=torch.bfloat16),
+    "bf16_dp": gpt.Layout(distributed_optimizer=True, dtype=torch.bfloat16, overlap=True, bucket=1024),
+    "bf16_tp": gpt.Layout(tp=2, dtype=torch.bfloat16),
 }
 
 
@@ -28,10 +30,14 @@ def arguments(layout):
         expert_model_parallel_size=layout.ep,
         num_experts=layout.experts or None,
         swiglu=False,
+        untie_embeddings_and_output_weights=not layout.tied,
+        overlap_grad_reduce=layout.overlap,
+        ddp_bucket_size=layout.bucket,
+        data_parallel_size=dist.get_world_size() // (layout.tp * layout.pp),
     )
 
 
-def save_by_rank(folder, layout, chunks):
+def save_by_rank(folder, layout, chunks, optimizer=None):
     """Save as Megatron-LM's `get_checkpoint_name` says."""
     name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
     name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}" if layout.pp > 1 else ""
@@ -41,7 +47,13 @@ def save_by_rank(folder, layout, chunks):
     place = folder / "iter_0000005" / name
     place.mkdir(parents=True, exist_ok=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("5")
-    torch.save({"args": arguments(layout), "iteration": 5, **models}, place / "model_optim_rng.pt")
+    state = {"args": arguments(layout), "iteration": 5, **models}
+    if optimizer is not None:
+        state["optimizer"] = optimizer.state_dict()
+        if layout.distributed_optimizer:
+            optimizer.save_parameter_state(str(place / "distrib_optim.pt"))
+    if parallel_state.get_data_parallel_rank() == 0 or layout.ep > 1:
+        torch.save(state, place / "model_optim_rng.pt")
 
 
 def save_distributed(folder, layout, chunks, optimizer, sharding):
@@ -50,7 +62,7 @@ def save_distributed(folder, layout, chunks, optimizer, sharding):
     model = chunks[0].module.sharded_state_dict()
     state = {"model": model, "iteration": 3, "args": arguments(layout)}
     if sharding:
-        metadata = {"distrib_optim_sharding_type": sharding}
+        metadata = {"distrib_optim_sharding_type": sharding} if sharding != "plain" else {}
         state["optimizer"] = optimizer.sharded_state_dict(model, metadata=metadata)
     dist_checkpointing.save(state, str(folder))
 
@@ -60,10 +72,11 @@ def main(output):
     for name, layout in LAYOUTS.items():
         gpt.initialise(layout)
         chunks, optimizer = gpt.build(layout)
-        if name == "bf16":
+        if name.startswith("bf16"):
             gpt.train_step(layout, chunks, optimizer, 0)
-            for sharding in ("fully_reshardable", "dp_reshardable"):
-                save_distributed(output / sharding, layout, chunks, optimizer, sharding)
+            save_by_rank(output / f"{name}_ranks", layout, chunks, optimizer)
+            for sharding in ("fully_reshardable", "dp_reshardable") if layout.distributed_optimizer else ("plain",):
+                save_distributed(output / f"{name}_{sharding}", layout, chunks, optimizer, sharding)
             continue
         save_by_rank(output / f"{name}_ranks", layout, chunks)
         if layout.vpp == 1:

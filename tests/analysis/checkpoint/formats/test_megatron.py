@@ -1,6 +1,7 @@
 """Megatron's checkpoints hold the weights that were saved, however they are split."""
 
 import argparse
+import re
 import shutil
 from pathlib import Path
 
@@ -43,20 +44,52 @@ def test_the_weights_are_those_that_were_saved(saved, layout):
 
 
 @pytest.mark.distributed
-def test_the_main_weights_of_the_distributed_optimizer_round_to_the_weights(saved):
-    found = open_checkpoint(saved / "fully_reshardable")
+@pytest.mark.parametrize("name", ["bf16_fully_reshardable", "bf16_ranks", "bf16_dp_ranks", "bf16_tp_ranks"])
+def test_the_optimizers_float32_weights_round_to_the_weights(saved, name):
+    found = open_checkpoint(saved / name)
 
     assert set(found.optimizer) == {"main", "exp_avg", "exp_avg_sq"}
-    for name, tensor in found.tensors.items():
-        main = torch.from_numpy(assembled(found.optimizer["main"][name]))
-        assert assembled(tensor).tobytes() == main.bfloat16().view(torch.uint16).numpy().tobytes(), name
-        assert (assembled(found.optimizer["exp_avg_sq"][name]) >= 0).all()
+    assert set(found.optimizer["main"]) == set(found.tensors)
+    for parameter, tensor in found.tensors.items():
+        main = torch.from_numpy(assembled(found.optimizer["main"][parameter]))
+        assert assembled(tensor).tobytes() == main.bfloat16().view(torch.uint16).numpy().tobytes(), parameter
+        assert (assembled(found.optimizer["exp_avg_sq"][parameter]) >= 0).all()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("ranks", "whole"), [("bf16_ranks", "bf16_fully_reshardable"), ("bf16_tp_ranks", "bf16_tp_plain")]
+)
+def test_the_optimizers_state_of_ranks_is_what_megatron_writes_by_name(saved, ranks, whole):
+    by_name, found = (open_checkpoint(saved / name).optimizer for name in (whole, ranks))
+
+    for kind in ("main", "exp_avg", "exp_avg_sq"):
+        own = {plain(name): tensor for name, tensor in found[kind].items()}
+        assert len(by_name[kind]) >= 28
+        for name, tensor in by_name[kind].items():
+            assert assembled(own[plain(name)]).tobytes() == assembled(tensor).tobytes(), (kind, name)
+
+
+@pytest.mark.distributed
+def test_an_optimizer_whose_sizes_are_not_the_models_is_not_read(saved, tmp_path):
+    copied = shutil.copytree(saved / "bf16_tp_ranks", tmp_path / "copied")
+    file = copied / "iter_0000005" / "mp_rank_01" / "model_optim_rng.pt"
+    state = torch.load(file, weights_only=False)
+    del state["model"]["decoder.final_layernorm.bias"]  # as if it were frozen
+    torch.save(state, file)
+
+    found = open_checkpoint(copied)
+
+    assert not found.optimizer
+    (note,) = found.notes
+    assert "not read: of mp_rank_01, group" in note
+    assert re.search(r"has \d+ parameters without weight decay, and the model \d+", note)
 
 
 @pytest.mark.distributed
 def test_flat_buckets_hold_all_elements_of_the_optimizer(saved):
-    found = open_checkpoint(saved / "dp_reshardable")
-    by_name = open_checkpoint(saved / "fully_reshardable")
+    found = open_checkpoint(saved / "bf16_dp_reshardable")
+    by_name = open_checkpoint(saved / "bf16_fully_reshardable")
 
     flat = np.concatenate([assembled(bucket) for bucket in found.optimizer["main"].values()])
     expected = np.concatenate([assembled(main).reshape(-1) for main in by_name.optimizer["main"].values()])

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.arrays import rows, viewed
 from trainermon.analysis.checkpoint.formats.inert import leaves
 from trainermon.analysis.checkpoint.formats.megatron_dist import arguments, layout_of
+from trainermon.analysis.checkpoint.formats.megatron_optimizer import UnknownOrderError, local_parameters, states_of
 from trainermon.analysis.checkpoint.formats.regular_files import file_names, read_all
 from trainermon.analysis.checkpoint.formats.state_dicts import left_out
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
@@ -24,6 +26,7 @@ from trainermon.core.errors import CheckpointError
 TRACKER = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d{3}))?(?:_(\d{3}))?")
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
+FLAT = "distrib_optim.pt"
 _ROWS = re.compile(  # the first dimension is split
     r".*(word_embeddings\.weight|output_layer\.weight|lm_head\.weight"
     r"|(linear_qkv|linear_q|linear_kv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj|linear_fc1"
@@ -50,8 +53,9 @@ class RankPlace(NamedTuple):
     ep: int
 
 
-class SavedRank(NamedTuple):
-    """What a rank's file holds."""
+@dataclass(frozen=True, eq=False)
+class SavedRank:
+    """What a rank's file holds; `label` is the name of its folder."""
 
     place: RankPlace
     label: str
@@ -91,7 +95,7 @@ def is_megatron(folder: Path) -> bool:
 
 
 def open_megatron(folder: Path) -> Checkpoint:
-    """Return the weights in the files of all ranks; the optimizer's state is not read.
+    """Return the weights in the files of all ranks, and the optimizer's state.
 
     Raises:
         CheckpointError: a rank's file is missing or damaged, or the shapes of two ranks do not fit together.
@@ -102,22 +106,64 @@ def open_megatron(folder: Path) -> Checkpoint:
     ranks = [SavedRank(_place(found[name], args), name, state) for name, state in states.items()]
     layout = {"tp": 1, "pp": 1, "ep": 1, **layout_of(ranks[0].state.get("args"))}
     _refuse_missing(folder, ranks, layout)
-    step = ranks[0].state.get("iteration")
-    by_name: dict[str, list[RankTensor]] = {}
-    for tensor in _renamed(ranks, args):
-        by_name.setdefault(tensor.name, []).append(tensor)
+    step = _one_step(folder, ranks)
+    parts = {rank: _chunks(rank.state) for rank in ranks}
+    first_layers = _first_layers(parts)
+
+    def whole_tensors(parts: Mapping[SavedRank, Sequence[Any]]) -> dict[str, TensorPieces]:
+        by_name: dict[str, list[RankTensor]] = {}
+        for tensor in _renamed(parts, first_layers, args):
+            by_name.setdefault(tensor.name, []).append(tensor)
+        return {name: _joined(folder, tensors, args, layout) for name, tensors in by_name.items()}
+
+    state, notes = _optimizer(folder, parts, args)
     return Checkpoint(
         path=folder,
         format="megatron",
-        step=step if type(step) is int else None,
+        step=step,
         layout=layout,
-        tensors={name: _joined(folder, tensors, args, layout) for name, tensors in by_name.items()},
+        tensors=whole_tensors(parts),
+        optimizer={kind: whole_tensors(own) for kind, own in state.items()},
         values={key: value for key, value in ranks[0].state.items() if not re.fullmatch(r"model\d*|optimizer", key)},
-        notes=(
-            "the state of the optimizer is not read in this layout: save it as torch_dist",
-            *left_out([_chunks(rank.state) for rank in ranks]),
-        ),
+        notes=(*notes, *left_out(list(parts.values()))),
     )
+
+
+def _one_step(folder: Path, ranks: Sequence[SavedRank]) -> int | None:
+    """Return the step that all ranks were saved on."""
+    steps = {rank.state.get("iteration"): rank.label for rank in ranks}
+    if len(steps) > 1:
+        said = ", ".join(f"{label} is of step {step!r:.20}" for step, label in list(steps.items())[:3])
+        raise CheckpointError(f"{folder}: {said}: the files are not of one checkpoint, copy them from one run again")
+    (step,) = steps
+    return step if type(step) is int else None
+
+
+def _optimizer(
+    folder: Path, parts: Mapping[SavedRank, Sequence[Any]], args: Mapping[str, Any]
+) -> tuple[dict[str, dict[SavedRank, list[dict[str, StoredArray]]]], tuple[str, ...]]:
+    """Return the optimizer's state by kind, rank, part of the model and name there, and what is to say about it."""
+    found: dict[str, dict[SavedRank, list[dict[str, StoredArray]]]] = {}
+    for rank, chunks in parts.items():
+        flat = load_torch_file(folder / rank.label / FLAT) if FLAT in file_names(folder / rank.label) else None
+        state = rank.state.get("optimizer")
+        if flat is None and state is None:
+            continue
+        if flat is None and _is_elsewhere(state):
+            return {}, (f"the state of the optimizer is not read: {rank.label} has no {FLAT}, copy it, too",)
+        try:
+            own = states_of(local_parameters(chunks), state, flat, args, is_first_stage=rank.place.pp == 0)
+            for kind, parameter, stored in own:
+                of_rank = found.setdefault(kind, {}).setdefault(rank, [{} for _ in chunks])
+                of_rank[parameter.chunk][parameter.name] = stored
+        except (UnknownOrderError, LookupError, TypeError, AttributeError, ValueError) as error:
+            return {}, (f"the state of the optimizer is not read: of {rank.label}, {error}",)
+    return found, ()
+
+
+def _is_elsewhere(state: Any) -> bool:
+    """Return whether an optimizer's state has no tensors in it, but only settings."""
+    return next(leaves(state, StoredArray), None) is None
 
 
 def _state(folder: Path) -> Mapping[str, Any]:
@@ -159,27 +205,38 @@ def _chunks(state: Mapping[str, Any]) -> list[Any]:
     return [state[f"model{number}"] for number in range(len(state)) if f"model{number}" in state]
 
 
-def _renamed(ranks: Sequence[SavedRank], args: Mapping[str, Any]) -> Iterator[RankTensor]:
-    """Yield every tensor of every rank, layers and experts numbered over the whole model.
+def _first_layers(parts: Mapping[SavedRank, Sequence[Any]]) -> dict[tuple[int, int, str], int]:
+    """Return the number in the whole model of the first layer of each stack, by chunk, stage and name of the stack.
 
     Layers are counted: chunk after chunk, and in each stage after stage. So uneven stages are right, too.
     """
-    num_chunks = max(len(_chunks(rank.state)) for rank in ranks)
+    counts: dict[tuple[int, int, str], int] = {}
+    for rank, chunks in parts.items():
+        for number, chunk in enumerate(chunks):
+            for name, _ in leaves(chunk, StoredArray):
+                if layer := _LAYER.fullmatch(name):
+                    place = number, rank.place.pp, layer[1]
+                    counts[place] = max(counts.get(place, 0), int(layer[2]) + 1)
     before: dict[str, int] = {}
-    for chunk in range(num_chunks):
-        for stage in range(1 + max(rank.place.pp for rank in ranks)):
-            counts: dict[str, int] = {}
-            for rank in (rank for rank in ranks if rank.place.pp == stage):
-                chunks = _chunks(rank.state)
-                for name, stored in leaves(chunks[chunk] if chunk < len(chunks) else {}, StoredArray):
-                    layer = _LAYER.fullmatch(name)
-                    if layer:
-                        counts[layer[1]] = max(counts.get(layer[1], 0), int(layer[2]) + 1)
-                        name = f"{layer[1]}.{int(layer[2]) + before.get(layer[1], 0)}.{layer[3]}"
-                    if not name.endswith("_extra_state"):
-                        yield from _experts(RankTensor(name, rank, stored), args)
-            for stack, count in counts.items():
-                before[stack] = before.get(stack, 0) + count
+    firsts = {}
+    for place in sorted(counts):
+        firsts[place] = before.get(place[2], 0)
+        before[place[2]] = firsts[place] + counts[place]
+    return firsts
+
+
+def _renamed(
+    parts: Mapping[SavedRank, Sequence[Any]], first_layers: Mapping[tuple[int, int, str], int], args: Mapping[str, Any]
+) -> Iterator[RankTensor]:
+    """Yield every tensor of every rank, layers and experts numbered over the whole model."""
+    for rank, chunks in parts.items():
+        for number, chunk in enumerate(chunks):
+            for name, stored in leaves(chunk, StoredArray):
+                if layer := _LAYER.fullmatch(name):
+                    first = first_layers[number, rank.place.pp, layer[1]]
+                    name = f"{layer[1]}.{int(layer[2]) + first}.{layer[3]}"
+                if not name.endswith("_extra_state"):
+                    yield from _experts(RankTensor(name, rank, stored), args)
 
 
 def _experts(tensor: RankTensor, args: Mapping[str, Any]) -> Iterator[RankTensor]:

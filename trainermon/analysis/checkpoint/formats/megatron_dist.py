@@ -21,7 +21,7 @@ from trainermon.core.errors import CheckpointError
 
 CONFIG = "metadata.json"
 _STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+?)\.(.+)")
-_BUCKET = re.compile(r"(?:chained_\d+\.)?(optimizer\.distributed\..+)\.(\w+)")
+_BUCKET = re.compile(r"((?:chained_\d+\.)?optimizer\.distributed\..+)\.(\w+)")
 _STACKED = re.compile(r"(.*\blayers\.)(?!\d)(.*)")
 _EXPERTS = re.compile(r"(.*\bexperts\.)experts\.(.*)")
 _MAIN_KINDS = ("param", "fp32_param")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.inert import InertObject, leaves
-from trainermon.analysis.checkpoint.pieces import StoredArray, TensorPieces, whole
+from trainermon.analysis.checkpoint.pieces import Piece, StoredArray, TensorPieces, whole
 
 MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict", "app", "net")
 """Under which of its keys a training script keeps the weights."""
@@ -79,10 +79,11 @@ def _optimizer_of(value: Any) -> Mapping[str, Any] | None:
 def parameter_names(optimizer: Mapping[str, Any], tensors: Mapping[str, TensorPieces]) -> dict[Any, str]:
     """Return what the numbers of parameters in an optimizer's state stand for, empty where that is not certain.
 
-    torch numbers them in the order of the model. That is taken only if number and shapes agree.
+    torch numbers them in the order of the model, tied ones once. That is taken only if number and shapes agree.
     """
     groups = [group.get("params") for group in optimizer["param_groups"] if isinstance(group, dict)]
     numbers = sorted(number for group in groups if isinstance(group, list) for number in group if type(number) is int)
+    tensors = {first: tensors[first] for first in _untied(tensors)}
     if len(numbers) != len(tensors) or numbers != list(range(len(numbers))):
         return {}
     names = dict(zip(numbers, tensors, strict=True))
@@ -92,6 +93,14 @@ def parameter_names(optimizer: Mapping[str, Any], tensors: Mapping[str, TensorPi
         if shapes and tensors[name].shape not in shapes:
             return {}
     return names
+
+
+def _untied(tensors: Mapping[str, TensorPieces]) -> Iterable[str]:
+    """Return the names of tensors, of those that share their elements the first."""
+    firsts: dict[tuple[Piece, ...], str] = {}
+    for name, tensor in tensors.items():
+        firsts.setdefault(tensor.pieces, name)
+    return firsts.values()
 
 
 def _shapes(values: Iterable[Any]) -> set[tuple[int, ...]]:
