@@ -99,7 +99,7 @@ def _untied(tensors: Mapping[str, TensorPieces]) -> Iterable[str]:
     """Return the names of tensors, of those that share their elements the first."""
     firsts: dict[tuple[Piece, ...], str] = {}
     for name, tensor in tensors.items():
-        firsts.setdefault(tensor.pieces, name)
+        firsts.setdefault(tuple(tensor.pieces), name)
     return firsts.values()
 
 
