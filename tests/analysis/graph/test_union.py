@@ -37,7 +37,7 @@ def test_each_call_is_there_once_in_the_order_of_both(ours, theirs):
     root = _tree(ours)
     both = [f"Torch.{name}.0.forward" for name in ours if name in theirs]
 
-    join_trees(root, _tree(theirs), {key: key for key in both})
+    join_trees(root, _tree(theirs), {key: (key,) for key in both})
 
     nodes = [node for node in number_nodes(root).nodes if node.call is not None]
     names = [node.name for node in nodes]
@@ -55,6 +55,6 @@ def test_what_was_left_out_of_one_stands_where_it_was(names, data):
     root = _tree(fewer)
     keys = [f"Torch.{name}.0.forward" for name in fewer]
 
-    join_trees(root, _tree(names), {key: key for key in keys})
+    join_trees(root, _tree(names), {key: (key,) for key in keys})
 
     assert [node.name for node in number_nodes(root).nodes if node.call is not None] == names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections import Counter
@@ -40,6 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-i", "--input", "--input_path", type=Path, help="take both from msprobe's compare.json instead"
     )
     _add_output(parser)
+    add_options(parser)
+    _add_switches_of_msprobe(parser)
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="compare on the Ray cluster there (default: one process per core of this machine)",
+    )
+    parser.add_argument("--no-stack", action="store_true", help="leave call stacks out")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if a dump could not be compared",
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, see docs/compare.md")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how two dumps are held against each other."""
     parser.add_argument(
         "--mode",
         choices=[mode.value for mode in Mode],
@@ -59,22 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="pair also calls whose numbers or prefixes differ",
     )
-    _add_switches_of_msprobe(parser)
     parser.add_argument(
         "--baseline", nargs=2, type=Path, metavar="DUMP", help="two dumps of one side: what these differ by is noise"
     )
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="compare on the Ray cluster there (default: one process per core of this machine)",
-    )
-    parser.add_argument("--no-stack", action="store_true", help="leave call stacks out")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if a dump could not be compared",
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON, see docs/compare.md")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -115,18 +121,7 @@ def main(args: argparse.Namespace) -> int:
         DumpError: there is nothing to compare.
         ConfigError: it is not said what to compare, a file that is given is wrong, or no Ray cluster answers.
     """
-    options = CompareOptions(
-        mode=Mode(args.mode) if args.mode else None,
-        fuzzy=args.fuzzy,
-        baseline=tuple(args.baseline) if args.baseline else None,
-        stack=not args.no_stack,
-        ray=args.ray,
-        target_sizes=parse_sizes(args.target_split),
-        golden_sizes=parse_sizes(args.golden_split),
-        mappings=read_mappings(
-            api=args.api_mapping, cell=args.cell_mapping, data=args.data_mapping, layer=args.layer_mapping
-        ),
-    )
+    options = dataclasses.replace(read_options(args), stack=not args.no_stack, ray=args.ray)
     target, golden = _sides(args)
     if args.json:
         as_json = list(documents(target, golden, options=options))
@@ -141,6 +136,28 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
     _list_files([path for outcome in found for path in outcome.files])
     return _status([outcome.rows for outcome in found]) if args.exit_code else 0
+
+
+def read_options(args: argparse.Namespace) -> CompareOptions:
+    """Return what the arguments of `add_options` say.
+
+    Raises:
+        ConfigError: a mapping file, or the sizes of a split, are wrong.
+    """
+    return CompareOptions(
+        mode=Mode(args.mode) if args.mode else None,
+        fuzzy=args.fuzzy,
+        baseline=tuple(args.baseline) if args.baseline else None,
+        target_sizes=parse_sizes(args.target_split),
+        golden_sizes=parse_sizes(args.golden_split),
+        mappings=read_mappings(
+            api=args.api_mapping,
+            cell=args.cell_mapping,
+            data=args.data_mapping,
+            layer=args.layer_mapping,
+            match=args.match,
+        ),
+    )
 
 
 def _destination(args: argparse.Namespace) -> OutputDestination | None:
@@ -177,6 +194,12 @@ def _add_mappings(parser: argparse.ArgumentParser) -> None:
             metavar="FILE",
             help=f"which of the target's names stand for which: {what}{'' if word == 'data' else _WITHOUT_FILE}",
         )
+    parser.add_argument(
+        "--match",
+        type=Path,
+        metavar="FILE",
+        help="which modules of the target do together what which of the golden dump do, as q, k and v a fused one",
+    )
 
 
 def _sides(args: argparse.Namespace) -> tuple[Path, Path]:

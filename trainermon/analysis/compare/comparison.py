@@ -16,6 +16,7 @@ from trainermon.analysis.compare.items import DumpRows, read_rows
 from trainermon.analysis.compare.judge import CallJudge, CallNesting
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
+from trainermon.analysis.compare.merging.joining import join_sides
 from trainermon.analysis.compare.merging.merge import read_sides
 from trainermon.analysis.compare.merging.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.merging.splits import find_pairs
@@ -86,6 +87,7 @@ class Comparison:
         stacks: By the key of a call, the lines of the script that made it, innermost first; the target's.
         notes: What a reader should know of how the two were brought together.
         empty: The dump without a single call; "" if both have some.
+        members: By the key of a call that several were joined into, the keys of these; of both sides.
     """
 
     target: Path
@@ -96,11 +98,16 @@ class Comparison:
     stacks: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
     empty: str = ""
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[ResultRow]:
         """Yield the rows (one compared tensor or argument each) of all calls, in order."""
         for call in self.calls:
             yield from call.rows
+
+    def members_of(self, key: str) -> tuple[str, ...]:
+        """Return the keys of the calls that the call `key` was joined from; its own where it was dumped as one."""
+        return self.members.get(key, (key,))
 
     @property
     def blamed(self) -> tuple[CallResult, ...]:
@@ -161,6 +168,10 @@ def collector_off() -> Iterator[None]:
 
 def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report: Report) -> Comparison:
     target, golden, notes = read_sides(pair.target, pair.golden)
+    members: Mapping[str, tuple[str, ...]] = {}
+    if options.mappings.joins:
+        target, golden, members, joined = join_sides(target, golden, options.mappings.joins)
+        notes = (*notes, *joined)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
     calls = CallJudge(
@@ -178,6 +189,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
         notes=(*notes, *unused_names(options.mappings, target)),
+        members=members,
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
 

@@ -6,7 +6,8 @@ Decides what a file may hold, and says what is wrong with one. YAML, or JSON, of
   ms_parameters_grad, pt_parameters_grad}`, functions and the places of their arguments and results;
 * cell mapping: `{fc1.Dense: fc1.Linear}`, modules with their classes, or parts of such names;
 * data mapping: `{Functional.dense.0.forward.input.0: Functional.linear.0.forward.input.0}`, rows;
-* layer mapping: `{Class: {path below it: path in the golden dump}}`, `TopLayer` for the outermost.
+* layer mapping: `{Class: {path below it: path in the golden dump}}`, `TopLayer` for the outermost;
+* ours, of modules that do together what others do: a list of `{target, golden, order}`, paths with `*`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,22 @@ class ApiRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRule:
+    """Modules that together do on one side what one or several others do on the other side.
+
+    Attributes:
+        target: Paths of the target's modules; `*` stands for any text, the same in all.
+        golden: Those of the golden dump.
+        keeps_order: The elements of the joined tensors lie in the same order on both sides; if not, as where heads
+            alternate, only their statistics are compared.
+    """
+
+    target: tuple[str, ...]
+    golden: tuple[str, ...]
+    keeps_order: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NameMappings:
     """Names of the target's dump, and what the same things are called in the golden dump.
 
@@ -58,15 +75,17 @@ class NameMappings:
         cell: Modules with their classes, or parts of such names.
         data: Full names of rows.
         layer: By class of the target: pairs (path below it in the target, path in the golden dump), longest first.
+        joins: Modules that are joined before calls are matched.
     """
 
     api: Mapping[str, ApiRule] = field(default_factory=dict)
     cell: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    joins: tuple[JoinRule, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return whether anything is mapped."""
+        """Return whether anything is called otherwise; modules that are joined have the golden names already."""
         return bool(self.api or self.cell or self.data or self.layer)
 
 
@@ -76,6 +95,7 @@ def read_mappings(
     cell: Path | str | None = None,
     data: Path | str | None = None,
     layer: Path | str | None = None,
+    match: Path | str | None = None,
 ) -> NameMappings:
     """Read the mapping files that the user gave, and return the names they relate; None: there is no such file.
 
@@ -87,6 +107,7 @@ def read_mappings(
         cell=_read(cell, "cell mapping", _names),
         data=_read(data, "data mapping", _names),
         layer=_read(layer, "layer mapping", _layers),
+        joins=tuple(_read(match, "file of modules that match", _joins)),
     )
 
 
@@ -135,6 +156,35 @@ def _names(value: Any) -> dict[str, str]:
                 f"found {_shown(name)}: {_shown(other)}, expected a name of the target and one of the golden dump"
             )
     return dict(value or {})
+
+
+def _joins(value: Any) -> list[JoinRule]:
+    """Return the rules of a list of mappings."""
+    if not isinstance(value, list):
+        raise ConfigError(f"found a {type(value).__name__} at the top, expected a list of `target: …, golden: …`")
+    return [_join_rule(number, rule) for number, rule in enumerate(value, 1)]
+
+
+def _join_rule(number: int, rule: Any) -> JoinRule:
+    if not isinstance(rule, Mapping) or not {"target", "golden"} <= set(rule) <= {"target", "golden", "order"}:
+        raise ConfigError(f"rule {number} is {_shown(rule)}, expected target, golden, and perhaps order")
+    sides = []
+    for side in ("target", "golden"):
+        names = [rule[side]] if isinstance(rule[side], str) else rule[side]
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(
+                f"rule {number}: {side} is {_shown(rule[side])}, expected a module's path, or a list of them"
+            )
+        sides.append(tuple(names))
+    wildcards = {name.count("*") for names in sides for name in names}
+    if len(wildcards) > 1:
+        raise ConfigError(
+            f"rule {number}: its paths have {sorted(wildcards)} times `*`, expected the same number in all"
+        )
+    order = rule.get("order", "same")
+    if order not in ("same", "other"):
+        raise ConfigError(f"rule {number}: order is {_shown(order)}, expected same or other")
+    return JoinRule(target=sides[0], golden=sides[1], keeps_order=order == "same")
 
 
 def _layers(value: Any) -> dict[str, tuple[tuple[str, str], ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.compare.comparison import collector_off
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tell where values stop being finite, or grow at once, by msprobe's levels",
     )
+    add_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
     parser.add_argument(
         "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
@@ -97,9 +99,8 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump of that step and rank, or it is damaged.
     """
     with collector_off():
-        graphs = list(
-            read_graphs(args.path, args.golden, step=args.step, rank=args.rank, by_stack=args.nest == NESTS[0])
-        )
+        how = {"step": args.step, "rank": args.rank, "by_stack": args.nest == NESTS[0]}
+        graphs = list(read_graphs(args.path, args.golden, options=read_options(args), **how))
         _show(graphs, args)
     if args.serve is not None or args.open:
         sys.stdout.flush()

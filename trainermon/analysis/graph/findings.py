@@ -96,7 +96,12 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
     """Return what `comparison` says of each node of `tree`, the tree of its target or of both sides."""
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     errors = np.full(len(tree.nodes), np.nan)
-    results = {result.key: result for result in comparison.calls if result.target is not None}
+    results = {
+        key: result
+        for result in comparison.calls
+        if result.target is not None
+        for key in comparison.members_of(result.key)
+    }
     found = []
     for place, node in enumerate(tree.nodes):
         if node.side is not NodeSide.BOTH:
@@ -108,7 +113,7 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
         verdicts[place], errors[place] = _of_node(node, result)
         if verdicts[place] == NodeVerdict.BLAMED:
             found.append(GraphFinding(place, describe(result)))
-    rank = {result.key: at for at, result in enumerate(comparison.blamed)}
+    rank = {key: at for at, result in enumerate(comparison.blamed) for key in comparison.members_of(result.key)}
     found.sort(key=lambda one: rank.get(_key(tree.nodes[one.node]), len(rank)))
     return GraphFindings(headline(comparison), tuple(found), verdicts, errors, nonfinite_of(tree))
 

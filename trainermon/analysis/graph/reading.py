@@ -34,18 +34,19 @@ class DumpGraph(NamedTuple):
     rank: int | None = None
 
 
-def read_graphs(
+def read_graphs(  # noqa: PLR0913  # which dumps, and how they are held against each other and shown
     path: Path,
     golden: Path | None = None,
     *,
     step: int | None = None,
     rank: int | None = None,
+    options: CompareOptions | None = None,
     by_stack: bool = False,
 ) -> Iterator[DumpGraph]:
     """Yield the graph of each dump below `path`, held against its partner below `golden` if that is given.
 
-    Only of `step` and `rank`, where they are given. With `by_stack` the calls that no module is known for are in the
-    functions of the script that made them.
+    Only of `step` and `rank`, where they are given. `options` say how dumps are compared. With `by_stack` the calls
+    that no module is known for are in the functions of the script that made them.
 
     `path` may be a `.vis.db` file of msprobe's.
 
@@ -58,16 +59,17 @@ def read_graphs(
         for graph in read_database(path, step=step, rank=rank):
             yield DumpGraph(graph.label, path, graph.tree, graph.found, None, graph.step, graph.rank)
         return
+    options = options or CompareOptions()
     places: list[tuple[DumpLocation, PlacePair | None]] = []
     if golden is None:
         places += [(place, None) for place in find_places(path)]
     else:
-        places += [(pair.target, pair) for pair in pairs_of(path, golden, CompareOptions())]
+        places += [(pair.target, pair) for pair in pairs_of(path, golden, options)]
     wanted = [(place, pair) for place, pair in places if _is_wanted(place, step, rank)]
     if not wanted:
         raise DumpError(f"{path} has no dump of that step and rank: expected one of {_names(places)}")
     for place, pair in wanted:
-        yield _alone(place, by_stack=by_stack) if pair is None else _against(pair, by_stack=by_stack)
+        yield _alone(place, by_stack=by_stack) if pair is None else _against(pair, options, by_stack=by_stack)
 
 
 def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
@@ -80,21 +82,31 @@ def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
     )
 
 
-def _against(pair: PlacePair, *, by_stack: bool) -> DumpGraph:
+def _against(pair: PlacePair, options: CompareOptions, *, by_stack: bool) -> DumpGraph:
     for place in pair:
         if place.parts:
             raise DumpError(
                 f"{place.directory} is the whole of {len(place.parts)} ranks, and the graph shows one: "
                 "name a dump of one rank on each side, or see `trainermon compare`"
             )
-    comparison = compare_pair(pair, CompareOptions())
+    comparison = compare_pair(pair, options)
     root, golden = (build_tree(*read_calls(place.directory)) for place in pair)
-    join_trees(root, golden, {one.golden.key: one.target.key for one in comparison.calls if one.golden and one.target})
+    join_trees(root, golden, _partners(comparison))
     if by_stack:
         nest_by_stack(root, comparison.stacks)
     tree = number_nodes(root)
     found, ours = judge_against(tree, comparison), pair.target
     return DumpGraph(_label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank)
+
+
+def _partners(comparison: Comparison) -> dict[str, tuple[str, ...]]:
+    """Return the keys of the target's calls that each golden call is held against, by its key."""
+    return {
+        theirs: comparison.members_of(one.target.key)
+        for one in comparison.calls
+        if one.golden and one.target
+        for theirs in comparison.members_of(one.golden.key)
+    }
 
 
 def _is_wanted(place: DumpLocation, step: int | None, rank: int | None) -> bool:

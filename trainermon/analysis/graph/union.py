@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from trainermon.analysis.graph.tree import GraphNode, NodeSide
 
 
-def join_trees(target: GraphNode, golden: GraphNode, partners: Mapping[str, str]) -> None:
+def join_trees(target: GraphNode, golden: GraphNode, partners: Mapping[str, tuple[str, ...]]) -> None:
     """Add to the tree below `target` what only that below `golden` has, each behind what comes before it there.
 
-    `partners` are the keys of the target's calls by those of their counterparts. Nodes of the target that have none are
-    marked, too.
+    `partners` are the keys of the target's calls by those of their counterparts: several where these do together what
+    the counterpart does. Nodes of the target that have none are marked, too.
     """
     found = {node.call.key: node for node in _below(target) if node.call is not None and not node.slot}
-    for key in found.keys() - set(partners.values()):
+    for key in found.keys() - set(chain.from_iterable(partners.values())):
         found[key].side = NodeSide.TARGET
-    counterparts = {key: found[ours] for key, ours in partners.items() if ours in found}
+    counterparts = {key: found[ours[-1]] for key, ours in partners.items() if ours[-1] in found}
     waiting = [(target, golden)]
     while waiting:
         waiting.extend(_join(*waiting.pop(), counterparts))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.source.lines import LineCalls, by_gravity
 from trainermon.analysis.source.page import render_page
 from trainermon.analysis.source.report import SourceReport, read_report
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="only this step")
     parser.add_argument("--rank", type=int, help="only this rank")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write one page that needs nothing else")
+    add_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/source.md")
     parser.add_argument(
         "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a line is at fault, instead of 0"
@@ -43,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump, it is damaged, or no call was made in the file that was asked for.
     """
-    report = read_report(args.path, args.golden, step=args.step, rank=args.rank)
+    report = read_report(args.path, args.golden, step=args.step, rank=args.rank, options=read_options(args))
     if args.json:
         sys.stdout.write(json.dumps(as_document(report), indent=1) + "\n")
     else:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from trainermon.analysis.compare.comparison import CompareOptions
 from trainermon.analysis.graph.reading import DumpGraph, read_graphs
 from trainermon.analysis.source.lines import LineCalls, lines_of
 from trainermon.core.errors import DumpError
@@ -61,15 +62,22 @@ class SourceReport(NamedTuple):
 
 
 def read_report(
-    path: Path, golden: Path | None = None, *, step: int | None = None, rank: int | None = None
+    path: Path,
+    golden: Path | None = None,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    options: CompareOptions | None = None,
 ) -> SourceReport:
     """Return the lines of code behind the calls of the dumps below `path`, held against those below `golden`.
+
+    `options` say how dumps are compared.
 
     Raises:
         DumpError: There is no dump of that step and rank, or one is damaged.
     """
     seen = _Seen()
-    lines = lines_of(seen.noting(read_graphs(path, golden, step=step, rank=rank)))
+    lines = lines_of(seen.noting(read_graphs(path, golden, step=step, rank=rank, options=options)))
     return SourceReport(
         sentence=seen.sentence,
         lines=tuple(lines),

@@ -121,7 +121,7 @@ def _graph(
     calls, root_class = _calls(nodes, is_numbered=is_numbered)
     root = build_tree(calls, root_class)
     if golden is not None:
-        partners = {link[-1]: name for name, node in nodes.items() if name in calls and (link := _json(node.link))}
+        partners = {link[-1]: (name,) for name, node in nodes.items() if name in calls and (link := _json(node.link))}
         join_trees(root, build_tree(*_calls(golden, is_numbered=is_numbered)), partners)
     tree = number_nodes(root)
     marks: dict[str, CallMarks] = {

@@ -73,7 +73,7 @@ def details_alone(tree: GraphTree, directory: Path) -> NodeDetails:
 
 def details_against(tree: GraphTree, comparison: Comparison) -> NodeDetails:
     """Return the details of both sides of `comparison`."""
-    by_key = {(call.key, call.target is None): call for call in comparison.calls}
+    by_key = {(key, call.target is None): call for call in comparison.calls for key in comparison.members_of(call.key)}
 
     def rows(call: GraphCall, side: NodeSide) -> list[Details]:
         result = by_key.get((call.key, side is NodeSide.GOLDEN))

@@ -1,0 +1,195 @@
+"""Modules that one side has in several and the other as one, as a fused q, k and v: the several become one call.
+
+Decides which calls belong together, by the names in a mapping file. What becomes of their rows is decided in
+`merge_items.py`, by the other side's shapes, as with ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, DumpRows
+from trainermon.analysis.compare.mappings import JoinRule
+from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, ReferenceRow, Sources, merge_row
+from trainermon.dump.files.records import BACKWARD, PARAMETERS_GRAD
+
+_Place = tuple[tuple[str, ...], str, int]
+"""What the wildcards stand for, the direction, and the number of the call."""
+
+
+class JoinedSides(NamedTuple):
+    """Two dumps after joining.
+
+    Attributes:
+        target: The target.
+        golden: The golden dump.
+        members: By the key of a joined call, the keys of the calls that it was made of; of both sides.
+        notes: What was joined, and rules that fit nothing.
+    """
+
+    target: DumpRows
+    golden: DumpRows
+    members: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+
+def join_sides(target: DumpRows, golden: DumpRows, rules: Sequence[JoinRule]) -> JoinedSides:
+    """Return both dumps with the calls that `rules` name together as one call each.
+
+    A joined call has the name of its counterpart, so that it is matched by it, and stands where the last of its members
+    stood. Calls of functions within the modules are joined likewise, where all have the same ones in the same order.
+    """
+    sides = _JoinedSide(target), _JoinedSide(golden)
+    notes = []
+    for rule in rules:
+        count = sum(1 for _ in _join(rule, *sides))
+        what = f"{' + '.join(rule.target)} = {' + '.join(rule.golden)}"
+        notes.append(f"{what}: {count:,} calls were joined" if count else f"{what}: no call of both sides is named so")
+    members = {key: found for side in sides for key, found in side.members.items()}
+    return JoinedSides(sides[0].rows(), sides[1].rows(), members, tuple(notes))
+
+
+def _join(rule: JoinRule, target: _JoinedSide, golden: _JoinedSide) -> Iterator[str]:
+    """Join what `rule` names on both sides; yield the keys of the calls that came of it."""
+    ours, theirs = target.named(rule.target), golden.named(rule.golden)
+    order = rule.keeps_order
+    for place in [place for place in ours if place in theirs]:
+        several, others = ours[place], theirs[place]
+        if len(others) == 1 and len(several) > 1:
+            yield target.join(several, others[0], keeps_order=order, inner_like=golden).key
+        elif len(several) == 1 and len(others) > 1:
+            yield golden.join(others, several[0], keeps_order=order, inner_like=target).key
+        elif len(several) > 1:
+            joined = golden.join(others, None, keeps_order=order)
+            yield target.join(several, joined, keeps_order=order).key
+
+
+class _JoinedSide:
+    """The calls of one side, of which several become one."""
+
+    def __init__(self, rows: DumpRows) -> None:
+        self._rows = rows
+        self._sources: Sources = dict(rows.sources)
+        self._counts = MergeCounts()
+        self._calls = {call.key: call for call in rows.calls}
+        self._places = {key: place for place, key in enumerate(self._calls)}
+        self._joined_into: dict[str, str] = {}
+        self.members: dict[str, tuple[str, ...]] = {}
+        self._within: defaultdict[str, list[str]] = defaultdict(list)
+        for call in rows.calls:
+            if call.family != MODULE and call.key in rows.parents:
+                self._within[rows.parents[call.key]].append(call.key)
+
+    def rows(self) -> DumpRows:
+        """Return the dump as it is now."""
+        if not self.members:
+            return self._rows
+        stands_for = {max(keys, key=self._places.__getitem__): key for key, keys in self.members.items()}
+        keys = [stands_for.get(key, key) for key in self._places if key in stands_for or key not in self._joined_into]
+        into = self._joined_into
+        parents = {into.get(key, key): into.get(parent, parent) for key, parent in self._rows.parents.items()}
+        stacks = {key: self._rows.stacks[keys[0]] for key, keys in self.members.items() if keys[0] in self._rows.stacks}
+        return self._rows._replace(
+            calls=tuple(self._calls[key] for key in keys),
+            parents=parents,
+            stacks={**self._rows.stacks, **stacks},
+            sources=self._sources or self._rows.sources,
+        )
+
+    def named(self, patterns: Sequence[str]) -> dict[_Place, list[DumpCall]]:
+        """Return the calls of modules that all of `patterns` name, by what they have in common."""
+        tests = [re.compile("(.*)".join(map(re.escape, pattern.split("*")))) for pattern in patterns]
+        found: defaultdict[_Place, dict[int, DumpCall]] = defaultdict(dict)
+        for call in self._rows.calls:
+            if call.family != MODULE or call.key in self._joined_into:
+                continue
+            for number, test in enumerate(tests):
+                match = test.fullmatch(call.name.rpartition(".")[0])
+                if match is not None:
+                    found[match.groups(), call.direction, call.number].setdefault(number, call)
+        whole = {place: calls for place, calls in found.items() if len(calls) == len(tests)}
+        return {place: [calls[number] for number in range(len(tests))] for place, calls in whole.items()}
+
+    def join(
+        self,
+        calls: Sequence[DumpCall],
+        other: DumpCall | None,
+        *,
+        keeps_order: bool,
+        inner_like: _JoinedSide | None = None,
+    ) -> DumpCall:
+        """Put one call in the place of `calls`, with the name of `other`, its counterpart, and return it.
+
+        Tensors whose elements come in another order are left to their statistics. The calls of functions within are
+        joined too if `inner_like`, the side of a counterpart that is one call as it is, has the same ones there.
+        """
+        joined = self._joined(calls, _key(calls), other, keeps_order=keeps_order)
+        self._replace(calls, joined)
+        if inner_like is None or other is None:
+            return joined
+        inner = [self._within[call.key] for call in calls]
+        counterparts = inner_like._within[other.key]
+        names = inner_like._names(counterparts)
+        if all(self._names(keys) == names for keys in inner):
+            for keys, counterpart in zip(zip(*inner, strict=True), counterparts, strict=True):
+                parts = [self._calls[key] for key in keys]
+                partner = inner_like._calls[counterpart]
+                self._replace(parts, self._joined(parts, " + ".join(keys), partner, keeps_order=keeps_order))
+        return joined
+
+    def _names(self, keys: Sequence[str]) -> list[str]:
+        return [self._calls[key].name for key in keys]
+
+    def _replace(self, calls: Sequence[DumpCall], joined: DumpCall) -> None:
+        self._calls[joined.key] = joined
+        self.members[joined.key] = tuple(call.key for call in calls)
+        self._joined_into.update(dict.fromkeys(self.members[joined.key], joined.key))
+
+    def _joined(self, calls: Sequence[DumpCall], key: str, other: DumpCall | None, *, keeps_order: bool) -> DumpCall:
+        theirs = {item.place: item for item in other.items} if other is not None else {}
+        rows = [{item.place: item for item in call.items} for call in calls]
+        for item in (item for call in calls for item in call.items if item.data_name):
+            path = self._rows.tensor_path(item)
+            if path is not None:
+                self._sources.setdefault(str(item.data_name), path)
+        items = []
+        for item in calls[0].items:
+            reference = theirs.get(item.place)
+            row = MergedRow(
+                name=f"{key}.{item.place}",
+                items=[row[item.place] for row in rows if item.place in row],
+                axis="part",
+                reference=ReferenceRow(shape=reference.shape, item=reference) if reference is not None else None,
+                split=_usual_split(calls[0], item) if reference is None else None,
+                sums=None,
+                is_function=calls[0].family != MODULE,
+            )
+            merged = merge_row(row, self._sources, self._counts)
+            if merged is not None:
+                items.append(merged if keeps_order or merged is item else merged._replace(data_name=None))
+        return calls[0]._replace(key=key, name=calls[0].name if other is None else other.name, items=tuple(items))
+
+
+def _usual_split(call: DumpCall, item: DumpRow) -> tuple[int, int] | None:
+    """Return how tensors of modules beside each other are joined where no shape tells: at the last dimension."""
+    if item.state == PARAMETERS or call.direction == PARAMETERS_GRAD:
+        return 0, 1
+    is_result = item.state == (INPUT if call.direction == BACKWARD else OUTPUT)
+    return (len(item.shape or ()) - 1, 1) if is_result and item.shape else None
+
+
+def _key(calls: Sequence[DumpCall]) -> str:
+    """Return a key for joined calls of modules.
+
+    Of `Module.h.0.q.Linear.forward.0` and `Module.h.0.k.Linear.forward.0` it is `Module.h.0.{q,k}.Linear.forward.0`.
+    """
+    paths = [call.name.rpartition(".")[0].split(".") for call in calls]
+    common = next((at for at, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0)
+    names = ",".join(".".join(path[common:]) for path in paths)
+    head = "".join(f"{part}." for part in paths[0][:common])
+    first = calls[0].key
+    before, _, after = first.partition(".".join(paths[0]))
+    return f"{before}{head}{{{names}}}{after}"
