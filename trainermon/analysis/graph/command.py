@@ -28,7 +28,7 @@ from trainermon.analysis.graph.page.output import (
     shown_first,
     write_page,
 )
-from trainermon.analysis.graph.page.serving import LOOPBACK, serve
+from trainermon.analysis.graph.page.serving import LOOPBACK, GraphServer, serve
 from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, read_graphs
 from trainermon.analysis.graph.screen import TreeScreen
 from trainermon.analysis.tensor.screen import printable, table
@@ -98,14 +98,23 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump of that step and rank, or it is damaged.
     """
-    with collector_off():
-        how = {"step": args.step, "rank": args.rank, "by_stack": args.nest == NESTS[0]}
-        graphs = list(read_graphs(args.path, args.golden, options=read_options(args), **how))
-        _show(graphs, args)
+    with collector_off():  # until the graphs are gone: to look at them once takes as long as a tenth of reading them
+        has_finding, server = _run(args)
+    if server is not None:
+        serve(server)
+    return DIFFERENT if args.exit_code and has_finding else 0
+
+
+def _run(args: argparse.Namespace) -> tuple[bool, GraphServer | None]:
+    """Read the graphs and print them; return whether one has a finding, and the server that is asked for."""
+    how = {"step": args.step, "rank": args.rank, "by_stack": args.nest == NESTS[0]}
+    graphs = list(read_graphs(args.path, args.golden, options=read_options(args), **how))
+    _show(graphs, args)
+    server = None
     if args.serve is not None or args.open:
         sys.stdout.flush()
-        serve(open_server(graphs, args.serve or "", golden=str(args.golden or ""), in_browser=args.open))
-    return DIFFERENT if args.exit_code and any(one.found.findings for one in graphs) else 0
+        server = open_server(graphs, args.serve or "", golden=str(args.golden or ""), in_browser=args.open)
+    return any(one.found.findings for one in graphs), server
 
 
 def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:

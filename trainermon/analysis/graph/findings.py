@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +39,7 @@ _VERDICTS = {
     WARNING: NodeVerdict.WARNING,
     ERROR: NodeVerdict.ERROR,
 }
+_finite = attrgetter("is_finite")
 
 
 class GraphFinding(NamedTuple):
@@ -149,7 +151,11 @@ def _of_node(node: GraphNode, result: CallResult) -> tuple[NodeVerdict, float]:
 
 def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:
     """Return bool [n]: whether the node gave (as a parameter: has) a value that is not finite."""
-    return np.array([any(not value.is_finite for value in _made(node)) for node in tree.nodes], np.bool_)
+    nonfinite = np.zeros(len(tree.nodes), np.bool_)
+    for place, node in enumerate(tree.nodes):
+        if node.call is not None and not all(map(_finite, node.call.values)):  # few are looked at any closer
+            nonfinite[place] = any(not value.is_finite for value in _made(node))
+    return nonfinite
 
 
 def _origin(directory: Path) -> Origin | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,7 @@ def build_tree(calls: Mapping[str, GraphCall], root_class: str) -> GraphNode:
     """Return the root of the tree of `calls`, which are taken by their key."""
     nodes = {key: _node(call) for key, call in calls.items()}
     outermost = []
-    for call in sorted(calls.values(), key=lambda call: call.began):
+    for call in sorted(calls.values(), key=attrgetter("began")):
         node = nodes[call.key]
         if call.parent is None:
             outermost.append(node)
@@ -162,11 +163,12 @@ def _node(call: GraphCall) -> GraphNode:
         name = call.module
     direction = BACKWARD if call.direction == PARAMETERS_GRAD else call.direction
     node = GraphNode(kind, name, call.class_name, direction, call, "", [])
-    node.children = [
-        GraphNode(GraphKind.PARAMETER, one.slot.partition(".")[2], "", direction, call, one.slot, [])
-        for one in call.values
-        if one.use is ValueUse.HELD
-    ]
+    if kind is GraphKind.MODULE and direction == FORWARD:
+        node.children = [
+            GraphNode(GraphKind.PARAMETER, one.slot.partition(".")[2], "", direction, call, one.slot, [])
+            for one in call.values
+            if one.use is ValueUse.HELD
+        ]
     return node
 
 

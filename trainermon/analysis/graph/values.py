@@ -54,14 +54,17 @@ _WIDTHS = {
     "uint8": 1,
     "bool": 1,
 }
-_USES = (
-    (ValueUse.TAKEN, "input_args", "input"),
-    (ValueUse.TAKEN, "input", "input"),
-    (ValueUse.TAKEN, "input_kwargs", "kwargs"),
-    (ValueUse.GIVEN, "output", "output"),
-    (ValueUse.GIVEN, "output_kwargs", "kwargs"),
-    (ValueUse.HELD, "parameters", "parameters"),
-)
+_MAX_NUMBERED = 16
+_NUMBERED = {name: tuple(f"{name}.{index}" for index in range(_MAX_NUMBERED)) for name in ("input", "output")}
+_new = tuple.__new__  # what the constructor of a named tuple comes to, in a third of the time
+_USES = {
+    "input_args": (ValueUse.TAKEN, "input"),
+    "input": (ValueUse.TAKEN, "input"),
+    "input_kwargs": (ValueUse.TAKEN, "kwargs"),
+    "output": (ValueUse.GIVEN, "output"),
+    "output_kwargs": (ValueUse.GIVEN, "kwargs"),
+    "parameters": (ValueUse.HELD, "parameters"),
+}
 
 
 def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
@@ -72,9 +75,11 @@ def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
             if isinstance(forms, list):
                 _collect(found, ValueUse.GIVEN, name, forms)
         return found
-    for use, name, prefix in _USES:
-        if name in entry and (direction != BACKWARD or use is not ValueUse.HELD):
-            _collect(found, use, prefix, entry[name])
+    for name, value in entry.items():
+        if name in _USES:
+            use, slot = _USES[name]
+            if direction != BACKWARD or use is not ValueUse.HELD:
+                _collect(found, use, slot, value)
     return found
 
 
@@ -84,23 +89,23 @@ def value_of(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
     identity = order if type(order) is int else _looks(form)
     is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(form)
     size = norm if type(norm) is float else _number(norm)
-    return GraphValue(use, slot, identity, _bytes(form["dtype"], form["shape"]), size, is_finite)
+    return _new(GraphValue, (use, slot, identity, _bytes(form["dtype"], form["shape"]), size, is_finite))
 
 
 def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:
     """Add the tensors within `value`, parsed JSON. A good part of the time to read a dump goes by here."""
-    if type(value) is dict:
-        dtype, shape = value.get("dtype"), value.get("shape")
-        if type(dtype) is str and type(shape) is list:
+    if type(value) is list:
+        names = _NUMBERED.get(slot, ()) if len(value) <= _MAX_NUMBERED else ()
+        for index, item in enumerate(value):
+            if type(item) is dict or type(item) is list:
+                _collect(found, use, names[index] if names else f"{slot}.{index}", item)
+    elif type(value) is dict:
+        if type(value.get("dtype")) is str and type(value.get("shape")) is list:
             found.append(value_of(use, slot, value))
         elif type(value.get("type")) is not str:
             for name, item in value.items():
                 if type(item) is dict or type(item) is list:
                     _collect(found, use, f"{slot}.{name}", item)
-    elif type(value) is list:
-        for index, item in enumerate(value):
-            if type(item) is dict or type(item) is list:
-                _collect(found, use, f"{slot}.{index}", item)
 
 
 def _is_finite(form: Mapping[str, Any]) -> bool:

@@ -120,11 +120,12 @@ def _sides(graph: DumpGraph) -> Iterator[_Side]:
     golden = number_nodes(build_tree(*read_calls(comparison.golden)))
     pairs = [(one.target, one.golden) for one in comparison.calls if one.target and one.golden]
     ways, golden_ways = _ways(graph.tree), _ways(golden)
-    links = {ours.key: golden_ways[theirs.key] for ours, theirs in pairs}
+    # Modules that were compared as one are no nodes of their own: they have no way there.
+    links = {ours.key: golden_ways[theirs.key] for ours, theirs in pairs if theirs.key in golden_ways}
     results = {call.key: call.rows for call in comparison.calls if call.target is not None}
     precision, compared = _precision(graph, links), partial(_of_key, compared_texts, results)
     yield _Side(schema.TARGET, *place, graph.tree, precision, links, compared, comparison.stacks)
-    links = {theirs.key: ways[ours.key] for ours, theirs in pairs}
+    links = {theirs.key: ways[ours.key] for ours, theirs in pairs if ours.key in ways}
     rows = read_rows(comparison.golden)
     items = {call.key: call.items for call in rows.calls}
     yield _Side(schema.GOLDEN, *place, golden, {}, links, partial(_of_key, plain_texts, items), rows.stacks)
