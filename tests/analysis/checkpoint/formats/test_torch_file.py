@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.analysis.checkpoint.assembled import assert_same
-from trainermon.analysis.checkpoint.formats import inert
+from trainermon.analysis.checkpoint.formats import inert, slim
 from trainermon.analysis.checkpoint.formats.inert import InertObject
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.opening import open_checkpoint
@@ -125,7 +125,10 @@ def test_a_pickle_that_would_run_a_command_does_not(tmp_path, protocol):
         ),
     ],
 )
-def test_a_hostile_pickle_is_refused_in_one_line(tmp_path, monkeypatch, pickled, fault):
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_hostile_pickle_is_refused_in_one_line(tmp_path, monkeypatch, pickled, fault, is_compiled):
+    if not is_compiled:
+        monkeypatch.setattr(slim, "_compiled", lambda: None)
     limits = {
         "_MAX_CODE_BYTES": 2_500,
         "_MAX_OBJECTS": 1_500,

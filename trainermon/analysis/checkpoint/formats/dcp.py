@@ -181,7 +181,9 @@ def _metadata(path: Path) -> tuple[dict[str, Described], list[StoredItem], Mappi
     parts = state.attributes()
     layouts = _Layouts(shapes, path)
     entries = _entries(parts, "state_dict_metadata", path)
-    described = {name: found for name, value in entries.items() if (found := _tensor(value, layouts, path))}
+    described = {
+        name: found for name in list(entries) if (found := _tensor(entries.pop(name), layouts, path)) is not None
+    }
     places = _entries(parts, "storage_data", path)
     items = []
     while places:  # what was looked at goes away

@@ -16,10 +16,11 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainermon.analysis.checkpoint.formats.slim import PickleCounts, slimmed
 from trainermon.core.errors import CheckpointError
 
 MAX_PICKLE_BYTES = 1 << 29
@@ -31,6 +32,7 @@ _STACK_BYTES = 256  # what hashing a nested tuple takes of C's stack, at most, f
 _SAFE_TUPLES = 10_000  # these fit any thread's stack, however nested
 _MAX_CODE_BYTES = 1 << 26  # of codes, texts left out: each may take 12 times as much; 100,000 pieces have 13 MB
 _MAX_OBJECTS = 1 << 23  # containers and results of calls; 100,000 pieces have 1.7 million
+_MAX_PLACES = 1 << 24  # in the memo, which takes 16 bytes for each
 _MAX_SETS = 1 << 20  # which take 216 bytes each, empty
 _MAX_COPIED = 1 << 26  # bytes that builders may copy, beyond the size of the pickle: a few codes can ask for any number
 _FEW = 64  # arguments
@@ -220,15 +222,14 @@ _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 class _InertUnpickler(pickle.Unpickler):
     """Finds the builders, and stand-ins for all else."""
 
-    def __init__(self, data: bytes, builders: Mapping[str, Any], persistent: Callable[[Any], Any]) -> None:
-        super().__init__(io.BytesIO(data), fix_imports=False, encoding="latin1")
+    def __init__(self, file: io.BufferedIOBase, builders: Mapping[str, Any], persistent: Callable[[Any], Any]) -> None:
+        super().__init__(file, fix_imports=False, encoding="latin1")
         self._builders, self._persistent = builders, persistent
-        self._most_copied = len(data) + _MAX_COPIED
         self._stand_ins: dict[str, Any] = {}
 
-    def load_counted(self) -> Any:
-        """Return what the pickle holds; what is copied for it is counted."""
-        _copies.left = self._most_copied
+    def load_counted(self, most_copied: int) -> Any:
+        """Return what the pickle holds; it may have so many bytes copied."""
+        _copies.left = most_copied
         return self.load()
 
     def find_class(self, module: str, name: str) -> Any:
@@ -267,10 +268,13 @@ def unpickle(
         CheckpointError: it is no pickle, is cut off, or asks for more than a checkpoint needs.
     """
     try:
-        num_tuples = _checked(data)
-        load = _InertUnpickler(data, builders, persistent).load_counted
+        most_copied = len(data) + _MAX_COPIED
+        file, has = _checked(data)
+        del data  # all of it is in what is read
+        unpickler = _InertUnpickler(file, builders, persistent)
+        load = partial(unpickler.load_counted, most_copied)
         with _no_collection():
-            return load() if num_tuples <= _SAFE_TUPLES else _with_stack(load, num_tuples * _STACK_BYTES)
+            return load() if has.tuples <= _SAFE_TUPLES else _with_stack(load, has.tuples * _STACK_BYTES)
     except _FAULTS as error:
         cause = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path} has a damaged pickle ({cause}): copy or save the checkpoint again") from error
@@ -338,22 +342,24 @@ def _up_to(last: int, first: int = 0) -> bytes:
     return b"[" + re.escape(bytes([first])) + b"-" + re.escape(bytes([last])) + b"]"
 
 
-def _checked(data: bytes) -> int:
-    """Return how many tuples a pickle makes at most, after a look at the codes that could take much memory."""
+def _checked(data: bytes) -> tuple[io.BufferedIOBase, PickleCounts]:
+    """Return a pickle of the same value to be read, and what it has at most, if that does not take too much memory."""
     if len(data) > MAX_PICKLE_BYTES:
         raise pickle.UnpicklingError(f"{len(data):,} bytes, more than {MAX_PICKLE_BYTES:,}")
-    if sum(end - start for start, end in _code_runs(data)) > _MAX_CODE_BYTES:
+    file, has = slimmed(data) or (io.BytesIO(data), None)
+    if (sum(end - start for start, end in _code_runs(data)) if has is None else has.codes) > _MAX_CODE_BYTES:
         raise pickle.UnpicklingError(f"it has more than {_MAX_CODE_BYTES:,} bytes of codes")
-    if _count(data, _OBJECTS) > _MAX_OBJECTS:
+    has = has or PickleCounts(0, *(_count(data, codes) for codes in (_OBJECTS, _SETS, _TUPLES)))
+    if has.objects > _MAX_OBJECTS:
         raise pickle.UnpicklingError(f"it makes more than {_MAX_OBJECTS:,} objects")
-    if _count(data, _SETS) > _MAX_SETS:
+    if has.sets > _MAX_SETS:
         raise pickle.UnpicklingError(f"it makes more than {_MAX_SETS:,} sets")
-    return _count(data, _TUPLES)
+    return file, has
 
 
 def _code_runs(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield where codes of a fixed length stand, with their arguments; what is between them are texts and bytes."""
-    run = _run_pattern(len(data) >> 16).match
+    run = _run_pattern(min(len(data), _MAX_PLACES) >> 16).match
     place = 0
     while place < len(data):
         found = run(data, place)
@@ -403,7 +409,7 @@ def _after_lines(data: bytes, place: int) -> int:
         end = data.find(b"\n", end + 1)
         if end < 0:
             raise EOFError(f"it ends within the line at byte {place:,}")
-    if data[place] == pickle.PUT[0] and not 0 <= int(data[place + 1 : end]) <= len(data):
+    if data[place] == pickle.PUT[0] and not 0 <= int(data[place + 1 : end]) <= min(len(data), _MAX_PLACES):
         raise pickle.UnpicklingError(f"a place beyond its end, at byte {place:,}")
     return end + 1
 
