@@ -14,6 +14,7 @@ from trainermon.core.control import ControlReader
 from trainermon.core.values import Action, Command, DumpTask, Kind
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.sources import read_sources
 from trainermon.dump.files.verdicts import Reproducibility
 from trainermon.dump.writer import DumpWriter
 from trainermon.replay import replay as replay_module
@@ -67,6 +68,24 @@ def test_the_first_bad_step_is_replayed_once_with_the_dump_on(places):
     assert "Module.0.Linear.forward.0" not in bad
     assert dump.info.replay
     assert dump.info.complete
+
+
+@pytest.mark.parametrize("kept", ["functions", "files", "off"])
+def test_dumps_keep_the_source_code_that_the_configuration_says(places, kept):
+    def break_and_order(step, model):
+        break_weight(step, model)
+        if step == 1:
+            command = Command(id="alert-1", action=Action.DUMP, first_step=3)
+            ControlReader(only_spool(places[0]), 0).send([command])
+
+    train_small({"dump_source": kept}, each_step=break_and_order)
+
+    for event in (*events(places, "replay"), *events(places, "dump")):
+        files = read_sources(run_directory(places) / event["dump"]).files
+        assert bool(files) == (kept != "off")
+        if files:
+            file = files[__file__]
+            assert (sum(len(part.lines) for part in file.parts) == file.num_lines) == (kept == "files")
 
 
 @pytest.mark.parametrize(
