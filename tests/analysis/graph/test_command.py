@@ -1,6 +1,7 @@
 """`trainermon graph` on a terminal and as JSON."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -120,3 +121,20 @@ def test_a_dump_without_calls_says_so(tmp_path, capsys):
 
     assert main(["graph", str(tmp_path / "dump")]) == 0
     assert "no call" in capsys.readouterr().out.lower()
+
+
+def test_words_of_msprobe_are_understood(capsys, tmp_path):
+    main(["graph", FAULTY, SOUND])
+    ours = capsys.readouterr().out
+    words = ["-tp", FAULTY, "-gp", SOUND, "-o", str(tmp_path / "out"), "-fm", "-tensor_log"]
+
+    assert main(["graph", *words]) == 0
+
+    assert capsys.readouterr().out == ours
+    (written,) = (tmp_path / "out").iterdir()
+    assert re.fullmatch(r"compare_\d{14}\.vis\.db", written.name)
+
+
+def test_a_graph_of_nothing_is_refused(capsys):
+    assert main(["graph"]) == 1
+    assert "expected a dump, or a folder of dumps" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,13 +39,21 @@ from trainermon.core.private_files import replace_file
 DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 NESTS = ("stack",)
+_ENDINGS = (".html", ".md", SUFFIX)
 _DEPTH = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon graph`."""
-    parser.add_argument("path", type=Path, help="a dump, or a folder of steps, ranks or a run; ours or msprobe's")
+    parser.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        help="a dump, or a folder of steps, ranks or a run, ours or msprobe's; or a .vis.db",
+    )
     parser.add_argument("golden", type=Path, nargs="?", help="the dump to hold it against, taken to be right")
+    for short, word, name in (("-tp", "--target_path", "path"), ("-gp", "--golden_path", "golden")):
+        parser.add_argument(short, word, type=Path, metavar="DUMP", help=f"msprobe's: the same as `{name}`")
     parser.add_argument(
         "--nest",
         choices=NESTS,
@@ -64,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write one page (.html), a text for an issue (.md), or msprobe's plugin's file (.vis.db)",
+        help="write one page (.html), a text for an issue (.md), or msprobe's plugin's file (.vis.db); into a folder "
+        "the last of these, named as msprobe does",
     )
     parser.add_argument(
         "--details",
@@ -82,10 +92,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="serve the page, and open it in the browser")
     parser.add_argument(
         "--overflow",
+        "-oc",
+        "--overflow_check",
         action="store_true",
         help="tell where values stop being finite, or grow at once, by msprobe's levels",
     )
     add_options(parser)
+    for word in ("-tensor_log", "-progress_log"):
+        parser.add_argument(word, action="store_true", help="msprobe's, without effect")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
     parser.add_argument(
         "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
@@ -98,6 +112,11 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump of that step and rank, or it is damaged.
     """
+    args.path, args.golden = args.path or args.target_path, args.golden or args.golden_path
+    if args.path is None:
+        raise DumpError("nothing to draw was named: expected a dump, or a folder of dumps")
+    if args.output is not None and not args.output.name.endswith(_ENDINGS):
+        args.output = _named_as_msprobe(args.output, "build" if args.golden is None else "compare")
     with collector_off():  # until the graphs are gone: to look at them once takes as long as a tenth of reading them
         has_finding, server = _run(args)
     if server is not None:
@@ -115,6 +134,17 @@ def _run(args: argparse.Namespace) -> tuple[bool, GraphServer | None]:
         sys.stdout.flush()
         server = open_server(graphs, args.serve or "", golden=str(args.golden or ""), in_browser=args.open)
     return any(one.found.findings for one in graphs), server
+
+
+def _named_as_msprobe(folder: Path, kind: str) -> Path:
+    """Return the name of a new file for msprobe's plugin in `folder`, which is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DumpError(
+            f"{folder} cannot be made ({error.strerror}): expected a folder, or a file {_ENDINGS}"
+        ) from error
+    return folder / f"{kind}_{time.strftime('%Y%m%d%H%M%S')}{SUFFIX}"
 
 
 def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:

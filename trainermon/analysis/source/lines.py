@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainermon.analysis.graph.findings import NodeVerdict
 from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.tree import GraphKind, NodeSide
-from trainermon.dump.files.reader import read_stacks
-from trainermon.dump.files.records import BACKWARD, FORWARD
-from trainermon.dump.files.sources import SourceFrame, parse_frame
-
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+from trainermon.dump.files.reader import read_stacks, stack_of
+from trainermon.dump.files.records import BACKWARD
+from trainermon.dump.files.sources import SourceFrame, is_library, parse_frame
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class LineCalls:
     @property
     def is_library(self) -> bool:
         """Whether the file belongs to an installed package, and not to the user's own code."""
-        return any(part in self.file for part in _LIBRARIES)
+        return is_library(self.file)
 
 
 def lines_of(graphs: Iterable[DumpGraph]) -> list[LineCalls]:
@@ -86,7 +84,7 @@ def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
     for at, (node, verdict, error, is_nonfinite) in enumerate(columns):
         if node.call is None or node.side is NodeSide.GOLDEN:
             continue
-        stack = _stack(stacks, node.call.key)
+        stack = stack_of(stacks, node.call.key)
         if stack not in places:
             places[stack] = tuple(_innermost(stack))
         for frame in places[stack]:
@@ -101,11 +99,6 @@ def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
                 line.backwards += node.direction == BACKWARD and node.kind is not GraphKind.GRADIENTS
             if at in said:
                 line.messages += ((f"{node.call.key}{f'.{node.slot}' if node.slot else ''}", said[at]),)
-
-
-def _stack(stacks: Mapping[str, tuple[str, ...]], key: str) -> tuple[str, ...]:
-    """Return the frames of a call; of a backward those of its forward."""
-    return stacks.get(key) or stacks.get(f".{FORWARD}".join(key.rsplit(f".{BACKWARD}", 1)), ())
 
 
 def _innermost(stack: Sequence[str]) -> Iterator[SourceFrame]:

@@ -158,6 +158,14 @@ def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
         return {key: tuple(frames) for keys, frames in stacks.values() for key in keys}
 
 
+def stack_of(stacks: Mapping[str, tuple[str, ...]], key: str) -> tuple[str, ...]:
+    """Return the lines of the script that made the call `key`, of `stacks` by key; of a backward those of its forward.
+
+    Empty where they were not dumped.
+    """
+    return stacks.get(key) or stacks.get(f".{FORWARD}".join(key.rsplit(f".{BACKWARD}", 1)), ())
+
+
 def load_partial(path: Path) -> RawDump:
     """Return what the final files of a dump would hold, from the file of lines `path` that its writer left.
 

@@ -19,6 +19,7 @@ from trainermon.core.errors import DumpError
 from trainermon.dump.files.records import SOURCES_FILE
 
 _SHORT_FILE = 200
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _AROUND = 3
 _MAX_CHARACTERS = 8 << 20
 _FRAME = re.compile(r"File (.+?), line (\d{1,9}), in ([^,:\n]+)(?:[,:]\s*(.*))?", re.DOTALL)
@@ -91,6 +92,11 @@ def parse_frame(text: str) -> SourceFrame | None:
     """
     match = _FRAME.fullmatch(text.strip())
     return match and SourceFrame(match[1], int(match[2]), match[3].strip(), (match[4] or "").strip())
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file, by its path, belongs to an installed package, and not to the user's own code."""
+    return any(part in file for part in _LIBRARIES)
 
 
 def sources_text(frames: Iterable[str], classes: Iterable[type], *, whole_files: bool) -> str:
