@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from tests.analysis.checkpoint.formats import sharded_worker
 from tests.frameworks.deepspeed import engines
 
 KINDS = ("dense", "tied", "experts")
+TENSOR_PARALLEL = {4: {"dense": (1, 2, 3)}}
 STAGES: dict[int, dict[str, tuple[int, ...]]] = {
     2: {"dense": (0, 2, 1, 3), "tied": (1, 3), "experts": (1, 3)},
     4: {"dense": (1, 3)},
@@ -75,14 +77,16 @@ def save_by_fsdp(kind, folder, sizes):
     state_dict_saver.save({"model": weights, "optim": state}, checkpoint_id=folder)
 
 
-def save_by_deepspeed(kind, folder, stage):
+def save_by_deepspeed(kind, folder, stage, *, tp=1):
     model = hugging_face(kind)
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 8},
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000,
     }
+    if tp > 1:
+        config["tensor_parallel"] = {"autotp_size": tp}
     engine = engines.deepspeed.initialize(model=model, optimizer=trained_by_nothing(model), config=config)[0]
     engine.backward(engine(TOKENS, labels=TOKENS).loss)
     engines.step_engine(engine)
@@ -90,11 +94,18 @@ def save_by_deepspeed(kind, folder, stage):
         states = state_of(kind)
         for name, parameter in model.named_parameters():
             for moment in MOMENTS:
-                safe_set_full_optimizer_state(parameter, states[moment][name], moment)
+                safe_set_full_optimizer_state(parameter, own_part(states[moment][name], parameter, tp), moment)
     else:
         set_moments(kind, model, engine.optimizer)
     state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-    engine.save_checkpoint(str(folder), tag="global_step1", client_state=state)
+    engine.save_checkpoint(str(folder), tag="global_step1", client_state=state if tp == 1 else {})
+
+
+def own_part(whole, parameter, tp):
+    """Return what this rank holds of a tensor, cut where its parameter is smaller."""
+    shape = getattr(parameter, "ds_shape", parameter.shape)
+    odd = [dim for dim, size in enumerate(shape) if size != whole.shape[dim]]
+    return whole.chunk(tp, odd[0])[dist.get_rank() % tp].contiguous() if odd else whole
 
 
 def save_without_megatron(kind, folder, world_size):
@@ -107,9 +118,12 @@ def save_without_megatron(kind, folder, world_size):
     stages = STAGES.get(world_size, {}).get(kind, ())
     for stage in stages:
         save_by_deepspeed(kind, folder / f"zero{stage}{end}", stage)
+    split = TENSOR_PARALLEL.get(world_size, {}).get(kind, ())
+    for stage in split:
+        save_by_deepspeed(kind, folder / f"zero{stage}_tp", stage, tp=2)
     if dist.get_rank() == 0:
-        for stage in stages[-2:]:
-            sharded_worker.convert(folder / f"zero{stage}{end}", folder / f"universal{stage}{end}")
+        for name in [*(f"{stage}{end}" for stage in stages[-2:]), *(f"{stage}_tp" for stage in split if stage != 2)]:
+            sharded_worker.convert(folder / f"zero{name}", folder / f"universal{name}")
     dist.barrier()
 
 

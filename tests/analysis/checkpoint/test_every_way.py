@@ -12,7 +12,7 @@ from trainermon.analysis.checkpoint.opening import open_checkpoint
 
 RANKS = 4
 PARAMETERS = {"dense": 9_360, "tied": 4_432, "experts": 12_496}
-CHECKPOINTS = {"dense": 41, "tied": 22, "experts": 23}
+CHECKPOINTS = {"dense": 46, "tied": 22, "experts": 23}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WITHOUT_MOMENTS = ("hf", "plain.safetensors")
 

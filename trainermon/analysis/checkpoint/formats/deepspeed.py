@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints: ZeRO stages 0 to 3, and universal ones.
+"""DeepSpeed's checkpoints: ZeRO stages 0 to 3, and universal ones; `deepspeed_parallel` joins those of split models.
 
 Source: deepspeed/utils/zero_to_fp32.py, deepspeed/checkpoint/ds_to_universal.py, 0.19.8.
 """
@@ -13,6 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.arrays import cut, viewed
+from trainermon.analysis.checkpoint.formats.deepspeed_parallel import (
+    ModelRank,
+    Sizes,
+    joined,
+    layer_files,
+    layer_tensors,
+    place_of,
+    sizes_of,
+)
 from trainermon.analysis.checkpoint.formats.inert import InertObject, leaves
 from trainermon.analysis.checkpoint.formats.regular_files import file_names, read_all
 from trainermon.analysis.checkpoint.formats.safetensors_file import contiguous
@@ -40,11 +49,19 @@ Flat = Sequence[tuple[str, StoredArray]]
 
 
 class ZeroParts(NamedTuple):
-    """The files of the ranks: states of the model and of the optimizer, by rank."""
+    """The files of the ranks: states of the model and of the optimizer, by rank; `label` says of which model rank."""
 
     folder: Path
     models: list[dict[str, Any]]
     optimizers: list[dict[str, Any]]
+    label: str = ""
+
+
+class OwnState(NamedTuple):
+    """What the files of a model rank hold of its part: weights by name, the optimizer's state by kind and name."""
+
+    tensors: dict[str, TensorPieces]
+    optimizer: dict[str, dict[str, TensorPieces]]
 
 
 def tracked_folder(folder: Path) -> Path | None:
@@ -80,18 +97,46 @@ def open_deepspeed(folder: Path) -> Checkpoint:
     Weights are those that the model is trained in; at stage 3, which does not save them, the float32 ones.
 
     Raises:
-        CheckpointError: a rank's file is missing or damaged, or the model is split by tensor or pipeline parallelism.
+        CheckpointError: a rank's file is missing or damaged, or it is not known how a parameter is split.
     """
     if is_universal(folder):
         return _open_universal(folder)
-    names = file_names(folder)
-    models = _by_rank(folder, [match for name in names if (match := _MODEL.fullmatch(name))])
-    optimizers = _by_rank(folder, [match for name in names if (match := _OPTIMIZER.fullmatch(name))])
-    parts = ZeroParts(folder, models, [state.get("optimizer_state_dict") or {} for state in optimizers])
-    first = models[0]
-    stage = _stage(parts)
+    parts = _by_model_rank(folder)
+    layers = layer_files(folder)
+    firsts = {number: part.models[0] for number, part in parts.items() if part.models}
+    if not firsts:
+        raise CheckpointError(f"{folder} has no *_model_states.pt: copy those of all ranks")
+    sizes = sizes_of(folder, firsts, layers)
+    first, stage, num_replicas = firsts[0], *_alike(folder, parts)
+    own = {place_of(number, sizes): _of_rank(part, stage) for number, part in parts.items()}
+    notes: tuple[str, ...] = ()
+    if len(own) == 1 and not layers:
+        tensors, optimizer = own[ModelRank(0, 0)]
+    else:
+        tensors, optimizer, notes = _of_all(folder, own, layers, sizes, firsts)
+    step = first.get("global_steps")
+    return Checkpoint(
+        path=folder,
+        format="deepspeed",
+        step=step if type(step) is int else None,
+        layout={**({"tp": sizes.tp, "pp": sizes.pp} if len(own) > 1 else {}), "zero": stage, "dp": num_replicas},
+        tensors=tensors,
+        optimizer=optimizer,
+        values={key: value for key, value in first.items() if key not in _NO_TENSORS},
+        notes=(
+            *(("stage 3 saves no weights but the float32 ones",) if stage == 3 else ()),
+            *left_out(first.get("module")),
+            *notes,
+        ),
+    )
+
+
+def _of_rank(parts: ZeroParts, stage: int) -> OwnState:
+    """Return the weights and the optimizer's state that the files of one model rank hold."""
+    first = parts.models[0]
     if stage == 0:
-        tensors, optimizer = split_state({k: first.get(k) for k in ("module", "optimizer")}, "rank 0")[:2]
+        state = {key: first.get(key) for key in ("module", "optimizer")}
+        tensors, optimizer = split_state(state, f"{parts.label}rank 0")[:2]
     else:
         tensors, optimizer = _weights(parts, stage), _optimizer(parts, stage)
     if stage == 3:
@@ -100,20 +145,61 @@ def open_deepspeed(folder: Path) -> Checkpoint:
         for target in (tensors, *optimizer.values()):
             if other in target:
                 target[name] = replace(target[other], name=name)
-    step = first.get("global_steps")
-    return Checkpoint(
-        path=folder,
-        format="deepspeed",
-        step=step if type(step) is int else None,
-        layout={"zero": stage, "dp": len(optimizers) or int(first.get("dp_world_size") or 1)},
-        tensors=tensors,
-        optimizer=optimizer,
-        values={key: value for key, value in first.items() if key not in _NO_TENSORS},
-        notes=(
-            *(("stage 3 saves no weights but the float32 ones",) if stage == 3 else ()),
-            *left_out(first.get("module")),
-        ),
-    )
+    return OwnState(tensors, optimizer)
+
+
+def _of_all(
+    folder: Path,
+    own: Mapping[ModelRank, OwnState],
+    layers: Mapping[int, Mapping[int, str]],
+    sizes: Sizes,
+    states: Mapping[int, Mapping[str, Any]],
+) -> tuple[dict[str, TensorPieces], dict[str, dict[str, TensorPieces]], tuple[str, ...]]:
+    """Return whole weights and optimizer's state of the parts of all model ranks, and what is to say about them."""
+    groups = [group for state in states.values() for group in state.get("param_shapes") or ()]
+    shapes = {str(name): tuple(shape) for group in groups for name, shape in group.items()}
+    parts = [(rank, tensor) for rank, state in own.items() for tensor in state.tensors.values()]
+    parts += layer_tensors(folder, layers, shapes)
+    kinds = dict.fromkeys(kind for state in own.values() for kind in state.optimizer)
+    by_kind = {
+        kind: [(rank, tensor) for rank, state in own.items() for tensor in state.optimizer.get(kind, {}).values()]
+        for kind in kinds
+    }
+    tensors = joined(folder, parts, sizes.tp, states[0])
+    known = {kind: moments for kind, moments in by_kind.items() if all(tensor.name in tensors for _, tensor in moments)}
+    notes = ("the optimizer's state is not read: it numbers parameters, and no file says which is which",)
+    found = {kind: joined(folder, moments, sizes.tp, states[0]) for kind, moments in known.items()}
+    return tensors, found, notes if len(known) < len(by_kind) else ()
+
+
+def _by_model_rank(folder: Path) -> dict[int, ZeroParts]:
+    """Return what the files hold, by model rank, which `mp_rank` numbers."""
+    names = file_names(folder)
+    models = [match for name in names if (match := _MODEL.fullmatch(name))]
+    optimizers = [match for name in names if (match := _OPTIMIZER.fullmatch(name))]
+    numbers = sorted({int(match[2]) for match in (*models, *optimizers)})
+    found = {}
+    for number in numbers:
+        own = [_by_rank(folder, [m for m in matches if int(m[2]) == number]) for matches in (models, optimizers)]
+        states = [state.get("optimizer_state_dict") or {} for state in own[1]]
+        found[number] = ZeroParts(folder, own[0], states, f"model rank {number}, " if len(numbers) > 1 else "")
+    return found
+
+
+def _alike(folder: Path, parts: Mapping[int, ZeroParts]) -> tuple[int, int]:
+    """Return the stage of ZeRO and the number of replicas, which are the same on all model ranks."""
+    steps: dict[Any, str] = {}
+    found: dict[tuple[int, int], str] = {}
+    for part in parts.values():
+        first = part.models[0] if part.models else {}
+        num_replicas = len(part.optimizers) or int(first.get("dp_world_size") or 1)
+        found.setdefault((_stage(part), num_replicas), part.label)
+        steps.setdefault(first.get("global_steps"), part.label)
+    for values, what in ((steps, "step"), (found, "stage and number of ranks")):
+        if len(values) > 1:
+            said = ", ".join(f"{label.rstrip(', ')} has {value}" for value, label in list(values.items())[:2])
+            raise CheckpointError(f"{folder}: of one {what} are not all files: {said}: copy them from one run again")
+    return next(iter(found))
 
 
 def _is_split(folder: Path, found: Sequence[re.Match[str]]) -> bool:
@@ -121,12 +207,7 @@ def _is_split(folder: Path, found: Sequence[re.Match[str]]) -> bool:
 
 
 def _by_rank(folder: Path, found: Sequence[re.Match[str]]) -> list[dict[str, Any]]:
-    """Return what the files of the ranks hold, in order, none missing."""
-    if _is_split(folder, found):
-        raise CheckpointError(
-            f"{folder} is split by tensor or pipeline parallelism, which its files do not describe: convert it with"
-            " ds_to_universal.py, and open that"
-        )
+    """Return what the files of the ranks of one model rank hold, in order, none missing."""
     files = {int(match[1] or 0): match[0] for match in found}
     for rank in range(max(files, default=-1) + 1):
         if rank not in files:
@@ -168,11 +249,14 @@ def _weights(parts: ZeroParts, stage: int) -> dict[str, TensorPieces]:
     module = leaves(first.get("module"), StoredArray)
     shapes = first.get("frozen_param_shapes") or {}
     if stage < 3:
-        return {name: whole(name, stored, "rank 0") for name, stored in module}
+        return {name: whole(name, stored, f"{parts.label}rank 0") for name, stored in module}
     buffers = set(first.get("buffer_names") or ())
-    found = {name: whole(name, stored, "rank 0") for name, stored in module if name in buffers}
+    found = {name: whole(name, stored, f"{parts.label}rank 0") for name, stored in module if name in buffers}
     for name, shape in shapes.items():
-        flat = [_flat(state["frozen_param_fragments"][name], f"rank {rank}") for rank, state in enumerate(parts.models)]
+        flat = [
+            _flat(state["frozen_param_fragments"][name], f"{parts.label}rank {rank}")
+            for rank, state in enumerate(parts.models)
+        ]
         found[name] = _tensor(parts.folder, name, tuple(shape), flat, 0)
     return found
 
@@ -226,7 +310,7 @@ def _placed_1(
     for index, group in enumerate(shapes):
         if any(rank[index] is None for rank in values):
             continue
-        flat = [_flat(rank[index], f"rank {number}") for number, rank in enumerate(values)]
+        flat = [_flat(rank[index], f"{parts.label}rank {number}") for number, rank in enumerate(values)]
         start = 0
         for position, (name, shape) in enumerate(group.items()):
             yield name, _tensor(parts.folder, name, shape, flat, start)
@@ -239,7 +323,7 @@ def _placed_3(
     """Yield the tensors of stage 3: every parameter is cut into equal parts, one for each rank, the last one padded."""
     if any(group is None for rank in values for group in rank):
         return
-    flats = [[_flat(group, f"rank {number}") for group in rank] for number, rank in enumerate(values)]
+    flats = [[_flat(group, f"{parts.label}rank {number}") for group in rank] for number, rank in enumerate(values)]
     start = 0
     for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
         share = -(-math.prod(shape) // len(values))

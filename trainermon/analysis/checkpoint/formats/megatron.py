@@ -38,7 +38,7 @@ _COPIED = re.compile(  # every tensor parallel rank has the same
     r"|(linear_proj|linear_fc2|dense|dense_4h_to_h|linear_q_down_proj|linear_kv_down_proj)\.(weight|bias)"
     r"|tokentype_embeddings\.weight|pooler\..*)"
 )
-_GATED = re.compile(r".*(linear_fc1|dense_h_to_4h)\.(weight|bias)")
+GATED = re.compile(r".*(linear_fc1|dense_h_to_4h)\.(weight|bias)")
 _LAYER = re.compile(r"((?:.*\.)?layers)\.(\d+)\.(.*)")
 _LOCAL_EXPERT = re.compile(r"(.*\blocal_experts)\.(\d+)\.(.*)")
 _GROUPED = re.compile(r"(.*\bexperts)\.(linear_fc[12])\.(weight|bias)(\d+)")
@@ -291,7 +291,7 @@ def _joined(
         return TensorPieces(name, first.shape, first.dtype, pieces, notes)
     shape = (*first.shape[:dim], first.shape[dim] * num_ranks, *first.shape[dim + 1 :])
     takes_turns = "experts." in name and args.get("moe_mlp_glu_interleave_size")  # in blocks, on each rank alike
-    num_blocks = 2 if args.get("swiglu") and _GATED.fullmatch(name) and not takes_turns else 1
+    num_blocks = 2 if args.get("swiglu") and GATED.fullmatch(name) and not takes_turns else 1
     pieces = tuple(piece for t in tensors for piece in _blocks(t, dim, shape, num_blocks, t.rank.place.tp % num_ranks))
     notes = ("gated: each rank has its part of both halves",) if num_blocks > 1 else ()
     if name.endswith("word_embeddings.weight") and isinstance(args.get("padded_vocab_size"), int):
@@ -303,6 +303,12 @@ def _split_dim(name: str, shape: tuple[int, ...]) -> int | None:
     if _ROWS.fullmatch(name) and "router" not in name:
         return 0
     return 1 if _COLUMNS.fullmatch(name) and len(shape) > 1 else None
+
+
+def known_split(name: str, shape: tuple[int, ...]) -> int | str | None:
+    """Return in which dimension Megatron splits a parameter, None if every rank has all of it, else `unknown`."""
+    dim = _split_dim(name, shape)
+    return dim if dim is not None or _COPIED.fullmatch(name) else "unknown"
 
 
 def _blocks(tensor: RankTensor, dim: int, shape: tuple[int, ...], num_blocks: int, rank: int) -> Iterator[Piece]:
