@@ -1,11 +1,12 @@
 """Measures what `trainermon env collect` and `EnvironmentRecorder` cost: python -m benchmarks.bench_environment.
 
-CPU time of the command without torch, size of its pack, and of a step with and without the recorder, in back-to-back
-pairs: the first step, whose weights and inputs are hashed, and the ones after it.
+CPU time of the command without torch, size of its pack, and of a step with and without the recorder: the first step,
+whose weights and inputs are hashed, and the ones after it, in processes that record nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -25,9 +27,13 @@ PAIRS = 5
 
 
 def main() -> None:
+    """Print the figures."""
     with tempfile.TemporaryDirectory() as folder:
+        if "--recorded-step" in sys.argv:
+            print(json.dumps(record_a_step(Path(folder))))
+            return
         measure_command(Path(folder))
-        measure_recorder(Path(folder))
+        measure_recorder()
 
 
 def measure_command(folder: Path) -> None:
@@ -47,9 +53,22 @@ def measure_command(folder: Path) -> None:
     print(f"env collect: {median:.2f} s CPU [{least:.2f}-{most:.2f}], {pack.stat().st_size:,} bytes")
 
 
-def measure_recorder(folder: Path) -> None:
+def measure_recorder() -> None:
+    """Print the ratios of recorded to plain steps, each pair in a process of its own: a training is recorded once."""
+    command = [sys.executable, "-m", "benchmarks.bench_environment", "--recorded-step"]
+    outputs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(PAIRS)]
+    rows = [json.loads(output) for output in outputs]
+    count, plain = rows[0]["parameters"], statistics.median(row["plain"] for row in rows)
+    print(f"{count / 1e6:.1f} M parameters, a step of {plain * 1e3:.0f} ms")
+    for name in ("first", "later"):
+        ratios = [row[name] / row["plain"] for row in rows]
+        print(f"{name} step: {statistics.median(ratios):.3f} x [{min(ratios):.3f}-{max(ratios):.3f}]")
+
+
+def record_a_step(folder: Path) -> dict[str, float]:
+    """Return the CPU seconds of plain steps (their median), of the first recorded one, and of the ones after it."""
     torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    model = nn.Sequential(*(Block() for _ in range(LAYERS)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     batch = torch.randn(TOKENS, WIDTH)
 
@@ -59,17 +78,25 @@ def measure_recorder(folder: Path) -> None:
         optimizer.zero_grad()
 
     step()
-    firsts, laters, plains = [], [], []
-    for number in range(PAIRS):
-        plains.append(cpu_time(step))
-        with EnvironmentRecorder(model, optimizer, output=folder / f"{number}.zip"):
-            firsts.append(cpu_time(step))
-            laters.append(cpu_time(step))
+    before = [cpu_time(step) for _ in range(3)]
+    with EnvironmentRecorder(model, optimizer, output=folder / "pack.zip"):
+        first = cpu_time(step)
+        later = [cpu_time(step) for _ in range(3)]
+    plain = statistics.median([*before, *(cpu_time(step) for _ in range(3))])
     count = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{count / 1e6:.1f} M parameters, a step of {statistics.median(plains) * 1e3:.0f} ms")
-    for name, times in (("first step", firsts), ("later steps", laters)):
-        ratios = [time / plain for time, plain in zip(times, plains, strict=True)]
-        print(f"{name}: {statistics.median(ratios):.3f} x [{min(ratios):.3f}-{max(ratios):.3f}]")
+    return {"parameters": count, "plain": plain, "first": first, "later": statistics.median(later)}
+
+
+class Block(nn.Module):
+    """A layer that is no class of torch's, so that its source is hashed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return `rows` times the weight."""
+        return cast(torch.Tensor, self.linear(rows))
 
 
 def cpu_time(work: Callable[[], None]) -> float:

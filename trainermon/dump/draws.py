@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import random
 import sys
 import zlib
@@ -82,6 +83,7 @@ class RandomLog:
         self._writer.writerow(["api_name", "stack", "crc32"])
         self._counts: Counter[str] = Counter()
         self._guard = FaultGuard(lambda _message: self.close())
+        self._process = os.getpid()
         self._mode = _DrawRecorder(self._guard.wrap(self._drawn))
         self._patches = list(self._followed())
         for patch in self._patches:
@@ -120,6 +122,8 @@ class RandomLog:
         self._drawn(library, name, np.asarray(result) if isinstance(result, int | float | np.ndarray) else repr(result))
 
     def _drawn(self, library: str, name: str, result: Any) -> None:
+        if os.getpid() != self._process:  # a worker that was forked has draws of its own, at times of its own
+            return
         number = self._counts[f"{library}.{name}"]
         self._counts[f"{library}.{name}"] += 1
         self._writer.writerow([f"{library}.{name}.{number}", "\n".join(call_stack()), _crc(result)])
@@ -146,8 +150,8 @@ def random_save(output_path: str | Path = "./output") -> RandomLog:
     """Start a list of every call of torch, Python's `random` and `numpy.random` that draws random numbers.
 
     Nothing is drawn or reset, and the functions of both modules are back when it ends. Calls of torch are seen in the
-    calling thread, those of generators of one's own not (`random.Random()`, `numpy.random.default_rng()`). Waits for
-    the device at each call of torch that draws.
+    calling thread, those of generators of one's own not (`random.Random()`, `numpy.random.default_rng()`), nor those of
+    processes that are forked meanwhile. Waits for the device at each call of torch that draws.
 
     Returns:
         The list, which goes on until it is closed: a context manager, and a path: `random_rank<R>.csv` in

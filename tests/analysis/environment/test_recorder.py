@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import random
 import runpy
 import subprocess
 import sys
 import types
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +176,36 @@ def test_a_job_is_recorded_without_a_line_in_its_script(tmp_path, monkeypatch, c
     written = capfd.readouterr()
     assert "never-to-be-seen" not in written.out + written.err
     assert "Error" not in written.err
+
+
+def test_a_job_shows_its_draws_and_its_optimizer(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import os, random, torch\n"
+        "random.seed(5)\n"
+        "model = torch.nn.Linear(4, 3)\n"
+        "if not (child := os.fork()):\n"
+        "    random.random(); os._exit(0)\n"  # as a worker that loads data, at a time of its own
+        "os.waitpid(child, 0)\n"
+        "random.random()\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=0.125, betas=(0.5, 0.75))\n"
+        "for _ in range(2):\n"
+        "    model(torch.rand(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+
+    assert cli.main(["env", "collect", "-o", "p.zip", "--run", "--", sys.executable, "train.py"]) == 0
+
+    shown = read_pack(Path("p.zip")).ranks[0]
+    drawn = {draw["name"]: draw["crc32"] for draw in shown["random"]["draws"]}
+    assert [name for name in drawn if name.startswith("python")] == ["python_random.random.0"]
+    expected = np.asarray(random.Random(5).random()).tobytes()  # a draw to compare with
+    assert drawn["python_random.random.0"] == f"{zlib.crc32(expected):08x}"
+    assert [name for name in drawn if "rand." in name] == ["torch_random.rand.0"]
+    names = ("optimizer.lr", "optimizer.betas")
+    assert [shown["hyperparameters"][name] for name in names] == [0.125, [0.5, 0.75]]
+    assert shown["layout"]["framework"] == "plain"
+    assert "Error" not in capfd.readouterr().err
 
 
 SOURCE = (

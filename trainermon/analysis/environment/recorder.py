@@ -28,6 +28,7 @@ from trainermon.monitor.environment.random_states import random_states, read_dra
 from trainermon.monitor.environment.shown_tensors import features_of, input_of, tensors_in
 from trainermon.monitor.environment.torch_settings import torch_settings
 from trainermon.monitor.environment.weights import recorded_weights, training_of
+from trainermon.monitor.frameworks import load
 
 logger = logging.getLogger("trainermon")
 
@@ -76,6 +77,7 @@ class EnvironmentRecorder:
         self._guard = FaultGuard(lambda _message: self.close())
         self._handles: list[Any] = []
         self._shown: dict[str, Any] = {}
+        self._code: dict[str, str] = {}
         self._step = self._forward = 0
         self._log = DrawLog() if draws else None
 
@@ -95,12 +97,18 @@ class EnvironmentRecorder:
             write_pack(self._output, pack, world_size=find_coordinates(groups={}).world_size)
         else:
             self._redactor.learn(os.environ)
+        self._guard.wrap(self._prepare)()
         for model in self._models:
             hook = self._guard.wrap(self._see_forward)
             self._handles.append(model.register_forward_pre_hook(hook, with_kwargs=True))
         counts = getattr(self._optimizer, "register_step_post_hook", None)
         if counts is not None:
             self._handles.append(counts(self._guard.wrap(self._see_step)))
+
+    def _prepare(self) -> None:
+        """Do before the first step what it need not wait for."""
+        load()
+        self._code = model_sources(self._models)
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
@@ -124,8 +132,8 @@ class EnvironmentRecorder:
 
     def _see_forward(self, _model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not self._shown:
-            self._shown = first_sight(self._models, self._optimizer, self._redactor)
             draws = self._log.finished(self._redactor) if self._log is not None else None
+            self._shown = {**first_sight(self._models, self._optimizer, self._redactor), "code": self._code}
             if draws is not None:
                 self._shown["random"]["draws"] = draws
         prefix = f"forward{self._forward}." if self._forward else ""
@@ -141,7 +149,10 @@ class EnvironmentRecorder:
 
 
 def first_sight(models: Sequence[nn.Module], optimizer: Any, redactor: Redactor) -> dict[str, Any]:
-    """Return what a process shows at its first forward, by section, without draws and inputs. Waits for the device."""
+    """Return what a process shows at its first forward, by section: without draws, inputs and code.
+
+    Waits for the device.
+    """
     training = training_of(models, optimizer)
     hyperparameters = hyperparameters_in(models, optimizer)
     return {
@@ -149,7 +160,6 @@ def first_sight(models: Sequence[nn.Module], optimizer: Any, redactor: Redactor)
         "torch": torch_settings(),
         "layout": layout_in(training),
         "hyperparameters": {name: redactor.value(name, value) for name, value in hyperparameters.items()},
-        "code": model_sources(models),
         "libraries": loaded_libraries(),
         "weights": recorded_weights(models, training),
         "data": {},

@@ -15,7 +15,7 @@ from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks.optimizer_wrappers import last_teller, unwrapped
 from trainermon.monitor.taps.training import Training
 
-__all__ = ["FRAMEWORKS", "Training", "detect"]
+__all__ = ["FRAMEWORKS", "Training", "detect", "load"]
 
 # Name -> the module that answers for it, in the order in which they are asked. `recognises(chunks, optimizer)` may
 # import nothing of the framework, `describe(chunks, optimizer, coordinates)` may.
@@ -25,6 +25,12 @@ FRAMEWORKS = MappingProxyType(
         for name in ("megatron", "deepspeed", "fsdp2", "fsdp1", "zero_redundancy", "ddp", "plain")
     }
 )
+
+
+def load() -> None:
+    """Import what `detect` asks, and nothing of the frameworks themselves, so that no step has to."""
+    for module in FRAMEWORKS.values():
+        importlib.import_module(module)
 
 
 def detect(
