@@ -34,9 +34,11 @@ def commands(folder: Path, msprobe: str | None) -> dict[str, list[object]]:
         "graph": [*OURS, "graph", a],
         "graph --json": [*OURS, "graph", a, "--json"],
         "graph -o page": [*OURS, "graph", a, "-o", out / "graph.html"],
+        "graph -o .vis.db": [*OURS, "graph", a, "-o", out / "graph.vis.db"],
         "compare": [*OURS, "compare", a, b, "-o", out, "-f", "csv"],
         "graph of two": [*OURS, "graph", a, b],
         "graph of two -o page": [*OURS, "graph", a, b, "-o", out / "graph.html"],
+        "graph of two -o .vis.db": [*OURS, "graph", a, b, "-o", out / "graph.vis.db"],
     }
     if msprobe:
         target, golden = (next(side.rglob("dump.json")).parent for side in (a, b))
@@ -88,7 +90,12 @@ def summary(measured: Mapping[str, Sequence[Measured]]) -> dict[str, dict[str, f
 
 def ratios(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return how many times as expensive msprobe is, for what both do."""
-    pairs = {"build": ("graph", "msprobe build"), "compare": ("graph of two", "msprobe compare")}
+    pairs = {
+        "build": ("graph", "msprobe build"),
+        "build, as a file of the same kind": ("graph -o .vis.db", "msprobe build"),
+        "compare": ("graph of two", "msprobe compare"),
+        "compare, as a file of the same kind": ("graph of two -o .vis.db", "msprobe compare"),
+    }
     return {
         name: found[theirs]["seconds"] / found[ours]["seconds"]
         for name, (ours, theirs) in pairs.items()

@@ -38,7 +38,7 @@ def passed_on(tree: GraphTree, found: GraphFindings, flow: FlowSummary, start: i
     while place is not None:
         yield place
         end = place + int(tree.sizes[place])
-        following = [taker for maker in range(place, end) for taker in takers.get(maker, ()) if taker > place]
+        following = [taker for maker in range(place, end) for taker in takers.get(maker, ())]
         place = min(following, default=None)
 
 

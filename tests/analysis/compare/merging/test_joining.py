@@ -2,8 +2,10 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -204,6 +206,24 @@ def test_a_graph_has_no_call_of_one_side_alone(dump, tmp_path, capsys):
 
         (found,) = json.loads(capsys.readouterr().out)
         assert (found["verdicts"]["unmatched"] == 0) == bool(words)
+
+
+def test_a_file_for_tensorboard_has_each_joined_call_beside_what_it_is_held_against(dump, tmp_path):
+    (tmp_path / "match.json").write_text(json.dumps([{"target": list(SPLIT), "golden": FUSED}]))
+    path = tmp_path / "graph.vis.db"
+    words = [str(dump("split")), str(dump("fused")), "--match", str(tmp_path / "match.json"), "-o", str(path)]
+
+    assert main(["graph", *words]) == 0
+
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT node_name, matched_node_link FROM tb_nodes WHERE data_source = ? AND node_name LIKE ?"
+        ours = connection.execute(query, ("NPU", "Module.%.attention._.Linear.forward.0")).fetchall()
+        theirs = connection.execute(query, ("Bench", "Module.%.attention.qkv.Linear.forward.0")).fetchall()
+    assert len(ours) == 3 * len(theirs) == 6
+    for name, link in ours:
+        assert json.loads(link)[-1] == f"{name.rsplit('.', 4)[0]}.qkv.Linear.forward.0"
+    for name, link in theirs:
+        assert json.loads(link)[-1].rsplit(".", 4)[0] == name.rsplit(".", 4)[0]
 
 
 @pytest.mark.parametrize(

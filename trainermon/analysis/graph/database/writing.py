@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import read_rows
 from trainermon.analysis.graph.calls import partner_key, read_calls
 from trainermon.analysis.graph.database import schema
@@ -118,17 +119,33 @@ def _sides(graph: DumpGraph) -> Iterator[_Side]:
         yield _Side(schema.TARGET, *place, graph.tree, {}, {}, partial(_of_key, plain_texts, items), rows.stacks)
         return
     golden = number_nodes(build_tree(*read_calls(comparison.golden)))
-    pairs = [(one.target, one.golden) for one in comparison.calls if one.target and one.golden]
+    pairs = [
+        (ours, theirs)
+        for one in comparison.calls
+        if one.target and one.golden
+        for ours, theirs in _members(comparison, one.target.key, one.golden.key)
+    ]
     ways, golden_ways = _ways(graph.tree), _ways(golden)
-    # Modules that were compared as one are no nodes of their own: they have no way there.
-    links = {ours.key: golden_ways[theirs.key] for ours, theirs in pairs if theirs.key in golden_ways}
-    results = {call.key: call.rows for call in comparison.calls if call.target is not None}
+    links = {ours: golden_ways[theirs] for ours, theirs in pairs}
+    results = {
+        key: call.rows
+        for call in comparison.calls
+        if call.target is not None
+        for key in comparison.members_of(call.target.key)
+    }
     precision, compared = _precision(graph, links), partial(_of_key, compared_texts, results)
     yield _Side(schema.TARGET, *place, graph.tree, precision, links, compared, comparison.stacks)
-    links = {theirs.key: ways[ours.key] for ours, theirs in pairs if ours.key in ways}
+    links = {theirs: ways[ours] for ours, theirs in pairs}
     rows = read_rows(comparison.golden)
     items = {call.key: call.items for call in rows.calls}
     yield _Side(schema.GOLDEN, *place, golden, {}, links, partial(_of_key, plain_texts, items), rows.stacks)
+
+
+def _members(comparison: Comparison, target: str, golden: str) -> Iterator[tuple[str, str]]:
+    """Yield which calls are shown side by side where several were compared as one: the rest beside the last."""
+    ours, theirs = comparison.members_of(target), comparison.members_of(golden)
+    for at in range(max(len(ours), len(theirs))):
+        yield ours[min(at, len(ours) - 1)], theirs[min(at, len(theirs) - 1)]
 
 
 def _of_key(texts: Callable[[str, Sequence[Any]], Texts], known: Mapping[str, Sequence[Any]], key: str) -> Texts:
