@@ -94,6 +94,25 @@ def test_whatever_covers_a_tensor_is_cut_to_cover_it_once_and_what_is_missing_is
     assert (found.gap is None) == (found.num_missing == 0)
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_slices_are_the_whole_in_any_order_and_only_if_all_are_there_once(dim):
+    shape = (4, 5, 6)
+    cuts = [(0, 1), (1, 3), (3, shape[dim])]
+    slices = [
+        Box(tuple(low if d == dim else 0 for d in range(3)), (*shape[:dim], high - low, *shape[dim + 1 :]))
+        for low, high in cuts
+    ]
+
+    def is_whole(parts):
+        found = coverage(views_of(tensor_of(shape, parts)), shape)
+        return not (found.num_missing or found.copies)
+
+    assert is_whole(slices[::-1])
+    for number in range(3):
+        assert not is_whole([*slices[:number], *slices[number + 1 :]])
+        assert not is_whole([*slices, slices[number]])
+
+
 def test_a_replica_is_named_with_the_one_that_it_should_equal():
     whole = Box((0, 0), (2, 3))
 

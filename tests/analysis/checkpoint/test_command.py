@@ -200,6 +200,17 @@ def test_what_is_in_no_layer_has_a_row_of_its_own_before_or_after_the_layers(tmp
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["", ".", "0", "layers.²", "layers.٣.w", f"layers.{'9' * 5_000}.w", "a\nb", "\x00", "x" * 100_000]
+)
+def test_any_name_is_written_to_every_file(tmp_path, name):
+    for seed, side in enumerate("ab"):
+        save_file({name: noise(seed, 4, 3)}, tmp_path / f"{side}.safetensors")
+    sides = [str(tmp_path / f"{side}.safetensors") for side in "ab"]
+
+    assert main(["checkpoint", "compare", *sides, "-o", str(tmp_path), "-f", ",".join(FORMATS), "--exit-code"]) == 3
+
+
 def test_show_lists_tensors_with_norms_and_nan(files, capsys):
     assert main(["checkpoint", "show", str(files / "theirs.safetensors"), "layers.2.fc2", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["tensors"]

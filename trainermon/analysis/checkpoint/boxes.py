@@ -218,7 +218,8 @@ def cut_out(view: PlacedView, hole: PlacedView | Box) -> Iterator[PlacedView]:
 def coverage(views: Iterable[PlacedView], shape: tuple[int, ...]) -> Coverage:
     """Return how views cover a tensor of `shape`: which positions are there once, several times, or not at all."""
     views = tuple(views)
-    if len(views) <= _MAX_KEPT and _is_partition(_layout(views), shape):
+    layout = _layout(views)
+    if _is_kept_partition(layout, shape) if len(views) <= _MAX_KEPT else _are_slices(layout, shape):
         return Coverage(views)
     unique: dict[tuple[tuple[int, ...], tuple[int, ...]], PlacedView] = {}
     copies = []
@@ -238,6 +239,27 @@ def coverage(views: Iterable[PlacedView], shape: tuple[int, ...]) -> Coverage:
 
 
 @lru_cache(maxsize=64)
+def _is_kept_partition(layout: Layout, shape: tuple[int, ...]) -> bool:
+    return _are_slices(layout, shape) or _is_partition(layout, shape)
+
+
+def _are_slices(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of `shape` is cut along one dimension, or not at all, and these are all of its slices."""
+    if not shape or not layout or 0 in shape or len(layout[0][1]) != len(shape):
+        return False
+    cut = [dim for dim, (size, whole) in enumerate(zip(layout[0][1], shape, strict=True)) if size != whole]
+    dim = cut[0] if cut else 0
+    before, after = shape[:dim], shape[dim + 1 :]
+    if any(sizes[:dim] != before or sizes[dim + 1 :] != after or not sizes[dim] for _, sizes in layout):
+        return False
+    end = 0
+    for starts, sizes in sorted(layout):
+        if starts[dim] != end or any(starts[:dim]) or any(starts[dim + 1 :]):
+            return False
+        end += sizes[dim]
+    return end == shape[dim]
+
+
 def _is_partition(layout: Layout, shape: tuple[int, ...]) -> bool:
     """Whether boxes that are not empty cover each position of a tensor of `shape` once."""
     covered = [math.prod(sizes) for _, sizes in layout]

@@ -23,7 +23,7 @@ _MAX_VALUES = 200
 _MAX_LAYERS = 256
 # Nothing is loaded from anywhere, and nothing runs, whatever names a checkpoint may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
+_LAYER = re.compile(r"(?:^|\.)([0-9]{1,9})(?=\.)")
 _LAST = re.compile(
     r"lm_head|output_layer|final|\bln_f\b|\bnorm\b"
 )  # what comes after the layers, wherever a file has it

@@ -109,6 +109,12 @@ def test_a_pickle_that_would_run_a_command_does_not(tmp_path, protocol):
         pytest.param(b"\x80\x04" + b"]" * 2_000 + b".", "objects", id="lists without end"),
         pytest.param(b"\x80\x04" + b"\x8f" * 900 + b".", "sets", id="sets without end"),
         pytest.param(b"\x80\x02Pnowhere\n.", "no storage", id="a reference"),
+        pytest.param(
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nNNK\x01t"
+            b"QK\x00K\x01\x85" + b"2\x86" * 99 + b"K\x01\x85tR.",
+            "a tensor of shape (((((",
+            id="a shape that is long when written out",
+        ),
         *(
             pytest.param(
                 b"\x80\x02(" + b"N" * 1_000 + codes + b"q\x01c" + name + b"\nq\x00(" + b"h\x00" + call * 200 + b"t.",

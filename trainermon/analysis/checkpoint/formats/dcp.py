@@ -21,6 +21,7 @@ from trainermon.analysis.checkpoint.formats.inert import (
     InertObject,
     Record,
     attributes_in,
+    brief,
     unpickle,
 )
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, read_all
@@ -32,6 +33,7 @@ from trainermon.core.errors import CheckpointError
 METADATA = ".metadata"
 _MAX_VALUE_BYTES = 1 << 24  # of a value that is no tensor; larger ones are only named
 _MAX_DIMS = 64
+_INT = {int}
 _SKIPPED = ("_extra_state", "/shard_")  # what layers of Transformer Engine keep, a value for each layer
 
 Shape = tuple[int, ...]
@@ -214,8 +216,8 @@ class _Shapes:
 
     def made(self, sizes: Any = ()) -> Shape:
         """Return what torch.Size is here."""
-        if type(sizes) is not tuple or len(sizes) > _MAX_DIMS:
-            raise pickle.UnpicklingError(f"a torch.Size of a {type(sizes).__name__}")
+        if type(sizes) is not tuple or len(sizes) > _MAX_DIMS or not _INT.issuperset(map(type, sizes)):
+            raise pickle.UnpicklingError(f"a torch.Size of {brief(sizes)}")
         known = self._known.get(sizes)
         if known is None:
             known = self._known[sizes] = self.of(sizes)
@@ -232,7 +234,7 @@ class _Shapes:
             shape: Shape = value
             return shape
         if not isinstance(value, tuple | list) or not all(type(size) is int and size >= 0 for size in value):
-            raise CheckpointError(f"{self._path} has {value!r:.60} for a shape: copy it again")
+            raise CheckpointError(f"{self._path} has {brief(value)} for a shape: copy it again")
         return tuple(value)
 
 
@@ -294,12 +296,12 @@ def _tensor(value: Any, layouts: _Layouts, path: Path) -> Described | None:
 
 def _item(index: Any, place: Any, shapes: _Shapes, path: Path) -> StoredItem:
     if type(index) is not _EntryIndex or type(place) is not _EntryPlace:
-        raise CheckpointError(f"{path} does not say where {index!r:.60} is stored: copy it again")
+        raise CheckpointError(f"{path} does not say where {brief(index)} is stored: copy it again")
     name, offsets, file, start, length = index.fqn, index.offset, place.relative_path, place.offset, place.length
     if type(name) is not str or type(file) is not str or type(start) is not int or type(length) is not int:
-        raise CheckpointError(f"{path} does not say where {name!r:.60} is stored: copy it again")
+        raise CheckpointError(f"{path} does not say where {brief(name)} is stored: copy it again")
     if place.transforms:
-        raise CheckpointError(f"{path}: {name!r:.60} is stored compressed: save it without transforms")
+        raise CheckpointError(f"{path}: {brief(name)} is stored compressed: save it without transforms")
     if not _is_inside(file):
         raise CheckpointError(f"{path} names {file!r:.60}, outside its folder: do not trust this checkpoint")
     return StoredItem(file, start, length, name, None if offsets is None else shapes.of(offsets))

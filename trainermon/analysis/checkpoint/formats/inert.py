@@ -13,6 +13,7 @@ import io
 import pickle
 import pickletools
 import re
+import reprlib
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -129,6 +130,11 @@ class InertObject(metaclass=_Sealed):
         return f"<{self.name or 'called'}>"
 
 
+def brief(value: Any) -> str:
+    """Return a value out of a pickle as at most 60 characters: written out, a few nested tuples may have any length."""
+    return reprlib.repr(value)[:60]
+
+
 def attributes_in(state: Any) -> Mapping[str, Any]:
     """Return what a pickle sets on an object, by name, empty where that is nothing: a mapping, and one of slots."""
     if type(state) is dict:
@@ -173,7 +179,7 @@ def _mapping(*arguments: Any) -> dict[Any, Any]:
 
 def _encoded(text: Any, encoding: Any = "") -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"the pickle encodes by {encoding!r}")
+        raise pickle.UnpicklingError(f"the pickle encodes by {brief(encoding)}")
     charge(len(text))
     return text.encode("latin1")
 

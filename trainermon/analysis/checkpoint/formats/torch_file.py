@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainermon.analysis.checkpoint.formats.inert import MAX_PICKLE_BYTES, Builder, plain, unpickle
+from trainermon.analysis.checkpoint.formats.inert import MAX_PICKLE_BYTES, Builder, brief, plain, unpickle
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
 from trainermon.analysis.checkpoint.formats.zip_records import ZipRecord, content_start, zip_records
 from trainermon.analysis.checkpoint.pieces import StoredArray
@@ -80,14 +80,14 @@ def _checked(view: View, metadata: tuple[Any, ...]) -> View:
     shape, strides, available = view.shape, view.strides, view.storage.num_elements
     numbers = (view.offset, *shape, *strides)
     if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(strides):
-        raise pickle.UnpicklingError(f"a tensor of shape {shape!r:.60}, strides {strides!r:.60}")
+        raise pickle.UnpicklingError(f"a tensor of shape {brief(shape)}, strides {brief(strides)}")
     negated = metadata and isinstance(metadata[0], dict) and (metadata[0].get("conj") or metadata[0].get("neg"))
     if len(shape) > _MAX_DIMS or negated:
         raise pickle.UnpicklingError("a conjugate, negative or many-dimensional view: save it with .clone()")
     num_elements = math.prod(shape)
     last = view.offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if num_elements and (last >= available or num_elements > max(_MAX_EXPANDED, available)):
-        raise pickle.UnpicklingError(f"a tensor of shape {shape!r:.60} on {available:,} elements")
+        raise pickle.UnpicklingError(f"a tensor of shape {brief(shape)} on {available:,} elements")
     return view
 
 
