@@ -15,6 +15,8 @@ from typing import NamedTuple
 from trainermon.analysis.graph.tree import GraphKind, GraphTree
 from trainermon.analysis.graph.values import ValueUse
 
+_Uses = defaultdict[object, list[tuple[int, int]]]
+
 
 class ValueEdge(NamedTuple):
     """A value that one node makes and another takes.
@@ -48,14 +50,14 @@ class FlowSummary(NamedTuple):
 
 def find_flow(tree: GraphTree) -> FlowSummary:
     """Return the edges of `tree`. Costs one pass over its values."""
-    makers = _innermost(tree, (ValueUse.GIVEN, ValueUse.HELD))
-    takers = _innermost(tree, (ValueUse.TAKEN,))
+    sizes = tree.sizes.tolist()
+    makers, takers = _innermost(tree, sizes)
     edges, entering, taken = [], 0, 0
     for identity, uses in takers.items():
         places = [place for place, _ in makers.get(identity, ())]
         for consumer, num_bytes in uses:
             taken += 1
-            producer = _last_before(tree, places, consumer)
+            producer = _last_before(sizes, places, consumer)
             if producer is None:
                 entering += 1
             else:
@@ -64,30 +66,34 @@ def find_flow(tree: GraphTree) -> FlowSummary:
     return FlowSummary(tuple(edges), taken, entering)
 
 
-def _innermost(tree: GraphTree, uses: Sequence[ValueUse]) -> dict[object, list[tuple[int, int]]]:
-    """Return by value the places and sizes of the nodes that use it so and have none within them that does."""
-    found: defaultdict[object, list[tuple[int, int]]] = defaultdict(list)
-    sizes = tree.sizes.tolist()
+def _innermost(tree: GraphTree, sizes: Sequence[int]) -> tuple[_Uses, _Uses]:
+    """Return by value the places and sizes of the nodes that make it, and of those that take it.
+
+    Left out are nodes that have one within them that does the same. A parameter is made by its node.
+    """
+    makers: _Uses = defaultdict(list)
+    takers: _Uses = defaultdict(list)
     for place in range(len(tree.nodes) - 1, -1, -1):
         node = tree.nodes[place]
         if node.call is None:
             continue
-        if node.kind is GraphKind.PARAMETER:
-            values = [one for one in node.call.values if one.slot == node.slot and ValueUse.HELD in uses]
-        else:
-            values = [one for one in node.call.values if one.use in uses and one.use is not ValueUse.HELD]
-        for value in {one.identity: one for one in values if one.identity is not None}.values():
-            so_far = found[value.identity]
-            if not so_far or so_far[-1][0] >= place + sizes[place]:
-                so_far.append((place, value.num_bytes))
-    for places in found.values():
-        places.reverse()
-    return found
+        end = place + sizes[place]
+        is_parameter = node.kind is GraphKind.PARAMETER
+        for use, slot, identity, num_bytes, _, _ in node.call.values:
+            if identity is None or (use is ValueUse.HELD) is not is_parameter or (is_parameter and slot != node.slot):
+                continue
+            so_far = (takers if use is ValueUse.TAKEN else makers)[identity]
+            if not so_far or so_far[-1][0] >= end:
+                so_far.append((place, num_bytes))
+    for uses in (makers, takers):
+        for places in uses.values():
+            places.reverse()
+    return makers, takers
 
 
-def _last_before(tree: GraphTree, places: list[int], consumer: int) -> int | None:
+def _last_before(sizes: Sequence[int], places: Sequence[int], consumer: int) -> int | None:
     """Return the last of `places` before `consumer` that had ended when it began."""
     for at in range(bisect_left(places, consumer) - 1, -1, -1):
-        if places[at] + tree.sizes[places[at]] <= consumer:
+        if places[at] + sizes[places[at]] <= consumer:
             return places[at]
     return None
