@@ -21,6 +21,22 @@ def compared(section, one, other, rules=()):
     return {row.names: (row.level, row.values) for row in compare_packs(first, second, LevelRules(rules)).rows}
 
 
+def test_the_screen_says_what_code_differs_by_the_first_digits_of_its_hashes(tmp_path, capsys):
+    one = {"file.train.sh": "0123456789ab" + "c" * 52, "git.commit": "a" * 40, "git.dirty": True}
+    other = {"file.train.sh": "ba9876543210" + "d" * 52, "git.commit": "b" * 40, "git.dirty": False}
+    for name, code in (("a", one), ("b", other)):
+        write_pack(tmp_path / f"{name}.zip", EnvironmentPack(sections={"code": code}))
+
+    assert cli.main(["env", "compare", str(tmp_path / "a.zip"), str(tmp_path / "b.zip")]) == 0
+    screen = capsys.readouterr().out
+    assert "file.train.sh: 0123456789ab  →  ba9876543210  (train.sh has other content)" in screen
+    assert f"git.commit: {'a' * 12}  →  {'b' * 12}  (another commit)" in screen
+    assert "git.dirty: true  →  false\n" in screen
+
+    assert cli.main(["env", "show", str(tmp_path / "a.zip"), "code"]) == 0
+    assert one["file.train.sh"] in capsys.readouterr().out
+
+
 def test_the_side_that_set_a_variable_is_shown_as_that_side():
     """Msprobe swaps the two in its sheet env."""
     found = compared("variables", {"NCCL_ALGO": "Ring"}, {})

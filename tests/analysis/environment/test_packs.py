@@ -44,7 +44,8 @@ BAD = {
     "pip not UTF-8": (lambda path: zipped(path, {"pip": b"a=\xff"}), "not UTF-8"),
     "not JSON": (lambda path: zipped(path, {"env": "{"}), "not JSON"),
     "too deep": (lambda path: zipped(path, {"env": "[" * 100_000}), "not JSON"),
-    "a list": (lambda path: zipped(path, {"env": "[]"}), "expected names and values"),
+    "a log": (lambda path: path.with_name("run.log").write_text("") or path.with_name("run.log"), "found a text"),
+    "a list": (lambda path: zipped(path, {"env": "[]"}), "found list, expected names and values"),
     "another zip": (lambda path: zipped(path, {"readme.txt": "x"}), "neither a pack of trainermon"),
     "another version": (
         lambda path: zipped(path, {"trainermon.json": '{"format": "trainermon environment", "version": 99}'}),

@@ -217,7 +217,10 @@ SOURCE = (
     ("changed", "expected"),
     [
         (SOURCE.replace("    def", "    # said\n\n    def"), []),
-        (SOURCE.replace("2 *", "3 *"), [("code", "model.own_model.Own", DifferenceLevel.ERROR)]),
+        (
+            SOURCE.replace("2 *", "3 *"),
+            [("code", "model.own_model.Own", "class Own of own_model has other code", DifferenceLevel.ERROR)],
+        ),
     ],
 )
 def test_code_of_the_model_that_changed_is_named(changed, expected, tmp_path, monkeypatch):
@@ -237,7 +240,7 @@ def test_code_of_the_model_that_changed_is_named(changed, expected, tmp_path, mo
     sys.modules.pop("own_model")
 
     rows = [row for row in compare_packs(packs[0], packs[1], LevelRules()).rows if row.level is DifferenceLevel.ERROR]
-    assert [(row.section, row.name, row.level) for row in rows] == expected
+    assert [(row.section, row.name, row.reason, row.level) for row in rows] == expected
 
 
 def test_the_libraries_that_are_loaded_are_among_the_packages(alone):

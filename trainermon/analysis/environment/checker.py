@@ -56,7 +56,11 @@ class ConfigChecker:
             self._record(model, files, Path(output_zip_path))
             return
         if model is not None:
-            logger.warning("ConfigChecker: weights, inputs and draws of MindSpore are not recorded")
+            logger.warning(
+                "ConfigChecker: of a MindSpore model nothing is recorded: %s gets machine, packages, variables, code "
+                "and the files in shell_path; weights, inputs and draws are recorded of PyTorch alone (fmk='pytorch')",
+                output_zip_path,
+            )
         if rank_here() == 0:
             redactor = Redactor()
             write_pack(Path(output_zip_path), collect_environment(files, os.environ, redactor, Path.cwd()))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.analysis.environment.files import JSON, TOML, YAML, read_configuration
+from trainermon.analysis.environment.files import JSON, LOGS, TOML, YAML, read_configuration
 from trainermon.analysis.environment.launchers import hyperparameters_of
 from trainermon.analysis.environment.shell.script import read_script
 from trainermon.core.environment.code import collect_code
@@ -100,7 +100,8 @@ def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         return read_configuration(path), {}, []
     if path.suffix in SHELL or _is_shell(path):
         return hyperparameters_of(read_script(path, environ))
-    raise PackError(f"{path}: expected a launch script (.sh) or a configuration (.yaml, .json, .toml)")
+    log = "; of a log give the configuration that its job was started with" if path.suffix in LOGS else ""
+    raise PackError(f"{path}: expected a launch script (.sh) or a configuration (.yaml, .json, .toml){log}")
 
 
 def _is_shell(path: Path) -> bool:

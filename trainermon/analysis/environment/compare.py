@@ -16,6 +16,7 @@ from trainermon.analysis.environment.draws import compare_random
 from trainermon.analysis.environment.inputs import compare_data
 from trainermon.analysis.environment.rules import LevelRules
 from trainermon.analysis.environment.settings import (
+    compare_code,
     compare_hyperparameters,
     compare_packages,
     compare_values,
@@ -34,6 +35,7 @@ _OF_RANKS: Mapping[str, Callable[[EnvironmentPack, EnvironmentPack, LevelRules],
     "weights": compare_weights,
 }
 _SPECIAL: Mapping[str, Callable[..., Iterator[SettingDifference]]] = {
+    "code": compare_code,
     "variables": compare_variables,
     "packages": compare_packages,
     "hyperparameters": compare_hyperparameters,

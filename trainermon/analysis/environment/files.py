@@ -11,6 +11,7 @@ from trainermon.core.documents import MAX_YAML_BYTES, read_document
 from trainermon.core.errors import ConfigError, PackError
 
 YAML, JSON, TOML = (".yaml", ".yml"), (".json",), (".toml",)
+LOGS = (".log", ".txt")
 
 
 def read_configuration(path: Path) -> dict[str, Any]:

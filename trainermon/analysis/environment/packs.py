@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.environment.files import JSON, LOGS, TOML, YAML
 from trainermon.core.environment.pack import ABOUT, FORMAT, SECTIONS, VERSION, EnvironmentPack
 from trainermon.core.errors import PackError
 
@@ -21,6 +22,7 @@ _RATIO_FROM = 1 << 20  # bytes; a short text of one letter shrinks more, and doe
 _RANK = re.compile(r"ranks/rank(\d+)\.json")
 _OF_STEP = re.compile(r"(dataset|weights)/step(\d+)/rank(\d+)/(?:dataset|weight)\.json")
 _RANDOM = re.compile(r"random/rank(\d+)\.json")
+_TEXTS = (*LOGS, *YAML, *JSON, *TOML, ".sh")
 _HYPERPARAMETERS = re.compile(r"hyperparameters/hyperparameters_(static|dynamic)\.json")
 
 
@@ -42,6 +44,11 @@ def read_pack(path: Path) -> EnvironmentPack:
 def _members(path: Path) -> dict[str, bytes]:
     if not path.is_file():
         raise PackError(f"{path}: no such file; expected a pack (`trainermon env collect -o pack.zip`) or a run")
+    if path.suffix in _TEXTS:
+        raise PackError(
+            f"{path}: found a text, expected a pack; collect it first: trainermon env collect {path} -o pack.zip "
+            "(scripts, YAML, JSON and TOML; of a log give the configuration that it was started with)"
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -90,7 +97,9 @@ def _parsed(path: Path, members: Mapping[str, bytes], name: str) -> Any:
 def _mapping(path: Path, members: Mapping[str, bytes], name: str) -> dict[str, Any]:
     found = _parsed(path, members, name)
     if not isinstance(found, dict):
-        raise PackError(f"{path}: member {name!r} is a {type(found).__name__}, expected names and values")
+        raise PackError(
+            f"{path}: member {name!r}: found {type(found).__name__}, expected names and values; collect it again"
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainermon.core.environment.pack import EnvironmentPack
 
 MAX_VALUE = 60
 MAX_INFOS = 5
+_HASH, _SHOWN_DIGITS = re.compile(r"[0-9a-f]{16,64}"), 12  # enough to tell two apart, as git shows them
 _COLOURS = {DifferenceLevel.ERROR: "\033[1;31m", DifferenceLevel.WARNING: "\033[33m"}
 _END = "\033[0m"
 
@@ -57,11 +59,13 @@ def _row(row: SettingDifference, *, colour: bool) -> str:
 
 
 def shown_value(value: Any, most: int = MAX_VALUE) -> str:
-    """Return a value as short text; – for one that is not there."""
+    """Return a value as short text; – for one that is not there, the first digits of a hash unless `most` is large."""
     if value is None:
         return "–"
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     text = printable(text)
+    if most <= MAX_VALUE and _HASH.fullmatch(text):
+        return text[:_SHOWN_DIGITS]
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,23 @@ def compare_values(
         yield SettingDifference(
             section=section, names=names, values=values, level=level, reason="" if is_same else _one_sided(names)
         )
+
+
+def compare_code(one: Mapping[str, Any], other: Mapping[str, Any], rules: LevelRules) -> Iterator[SettingDifference]:
+    """Yield a row for each hash and fact of the code, which says what it is that differs."""
+    for row in compare_values("code", one, other, rules):
+        both_differ = row.level is not DifferenceLevel.SAME and None not in row.names
+        yield dataclasses.replace(row, reason=_what_differs(row.name)) if both_differ else row
+
+
+def _what_differs(name: str) -> str:
+    kind, _, rest = name.partition(".")
+    if kind == "model":
+        module, _, qualified = rest.rpartition(".")
+        return f"class {qualified} of {module} has other code"
+    if kind == "file":
+        return f"{rest} has other content"
+    return {"git.commit": "another commit", "git.diff_sha256": "other changes since the commit"}.get(name, "")
 
 
 def compare_variables(

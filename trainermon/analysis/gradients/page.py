@@ -38,7 +38,10 @@ font-size:11.5px;border-bottom:1px solid var(--line)}
 .heat .mark{fill:none;stroke:var(--text);stroke-width:2px;vector-effect:non-scaling-stroke}
 td a{color:var(--accent)}
 @media(max-width:600px){.heat a,.heat .axis{grid-template-columns:1fr;gap:0}.heat a{padding:3px 10px}
-.heat .axis>div:first-child{display:none}}
+.heat .axis>div:first-child{display:none}
+.faults tr{display:grid;grid-template-columns:1fr 2fr 2fr 2fr;border-bottom:1px solid var(--line);padding:4px 0}
+.faults td,.faults th{border:0;padding:2px 4px 2px 0}.faults td:nth-child(2){grid-column:1/-1;order:-1}
+.faults th:nth-child(2){display:none}.plot{overflow-x:auto}.plot svg{min-width:640px}}
 .one{display:none}.one:target{display:block;margin:0 0 18px}
 .one:first-child{display:block}.lines:has(.one:target) .one:not(:target){display:none}
 """
@@ -71,7 +74,7 @@ def _faults(comparison: GradientsComparison) -> str:
     shown = [
         (
             f"{one.step}",
-            f'<a href="#{_anchor(comparison, one)}"><code>{text(one.name)}</code></a>{_of_rank(one.rank)}',
+            f'<a href="#{_anchor(comparison, one)}"><code>{_breakable(one.name)}</code></a>{_of_rank(one.rank)}',
             f"{one.num_elements:,}",
             f"{one.share:.2%}",
             "" if fault.before is None else f"{fault.before:.2%}",
@@ -81,7 +84,13 @@ def _faults(comparison: GradientsComparison) -> str:
     ]
     more = len(comparison.faults) - MAX_FAULTS
     rest = f'<p class="dim">and {more:,} more: see the csv file</p>' if more > 0 else ""
-    return table(("step", "parameter", "elements", "same sign", "before"), shown, numbers=3) + rest
+    found = table(("step", "parameter", "elements", "same sign", "before"), shown, numbers=3)
+    return f'<div class="faults">{found}</div>{rest}'
+
+
+def _breakable(name: str) -> str:
+    """Return a name as HTML, which lines may break after its dots."""
+    return text(name).replace(".", ".<wbr>")
 
 
 def _anchor(comparison: GradientsComparison, one: SignSimilarity) -> str:
@@ -147,7 +156,7 @@ def _lines(
     for number, ((name, rank), by_step) in order:
         ones = list(by_step.values())
         yield (
-            f'<div class="one plot" id="p{number}"><h3><code>{text(name)}</code>{_of_rank(rank)}'
+            f'<div class="one plot" id="p{number}"><h3><code>{_breakable(name)}</code>{_of_rank(rank)}'
             f' <span class="dim">{ones[0].num_elements:,} elements</span></h3>'
             f"{curve([(one.step, one.share) for one in ones], steps)}</div>"
         )
@@ -156,7 +165,7 @@ def _lines(
 def _unmatched(comparison: GradientsComparison) -> str:
     if not comparison.unmatched:
         return ""
-    rows = [(f"{one.step}", f"<code>{text(one.name)}</code>", text(one.reason)) for one in comparison.unmatched]
+    rows = [(f"{one.step}", f"<code>{_breakable(one.name)}</code>", text(one.reason)) for one in comparison.unmatched]
     more = len(rows) - MAX_FAULTS
     rest = f'<p class="dim">and {more:,} more: see the JSON file</p>' if more > 0 else ""
     return table(("step", "parameter", "why"), rows[:MAX_FAULTS]) + rest
