@@ -5,7 +5,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,7 +43,13 @@ def test_the_weights_are_those_that_were_saved(saved, layout):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", ["bf16_fully_reshardable", "bf16_ranks", "bf16_dp_ranks", "bf16_tp_ranks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bf16_fully_reshardable", "bf16_ranks", "bf16_dp_ranks", "bf16_tp_ranks"),
+        *("bf16_dp_reshardable", "bf16_dp_dp_reshardable"),
+    ],
+)
 def test_the_optimizers_float32_weights_round_to_the_weights(saved, name):
     found = open_checkpoint(saved / name)
 
@@ -58,9 +63,15 @@ def test_the_optimizers_float32_weights_round_to_the_weights(saved, name):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("ranks", "whole"), [("bf16_ranks", "bf16_fully_reshardable"), ("bf16_tp_ranks", "bf16_tp_plain")]
+    ("ranks", "whole"),
+    [
+        ("bf16_ranks", "bf16_fully_reshardable"),
+        ("bf16_tp_ranks", "bf16_tp_plain"),
+        ("bf16_dp_reshardable", "bf16_fully_reshardable"),
+        ("bf16_dp_ranks", "bf16_dp_dp_reshardable"),
+    ],
 )
-def test_the_optimizers_state_of_ranks_is_what_megatron_writes_by_name(saved, ranks, whole):
+def test_the_optimizers_state_is_what_megatron_writes_otherwise(saved, ranks, whole):
     by_name, found = (open_checkpoint(saved / name).optimizer for name in (whole, ranks))
 
     for kind in ("main", "exp_avg", "exp_avg_sq"):
@@ -86,15 +97,33 @@ def test_an_optimizer_whose_sizes_are_not_the_models_is_not_read(saved, tmp_path
     assert re.search(r"has \d+ parameters without weight decay, and the model \d+", note)
 
 
-@pytest.mark.distributed
-def test_flat_buckets_hold_all_elements_of_the_optimizer(saved):
-    found = open_checkpoint(saved / "bf16_dp_reshardable")
-    by_name = open_checkpoint(saved / "bf16_fully_reshardable")
+def with_common(source, folder, **arguments):
+    """Copy a checkpoint, and have its `common.pt` have other arguments; None: without them."""
+    copied = shutil.copytree(source, folder)
+    common = torch.load(copied / "common.pt", weights_only=False)
+    for name, value in arguments.items():
+        setattr(common["args"], name, value)
+    torch.save(common, copied / "common.pt")
+    return copied
 
-    flat = np.concatenate([assembled(bucket) for bucket in found.optimizer["main"].values()])
-    expected = np.concatenate([assembled(main).reshape(-1) for main in by_name.optimizer["main"].values()])
-    assert set(expected) <= set(flat)  # beside them, there is padding
-    assert any("flat buckets" in note for note in found.notes)
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"tensor_model_parallel_size": None}, "common.pt has no args that say over how many ranks it is split"),
+        ({"pipeline_model_parallel_size": 1}, "have [0-9,]+ elements, which no number of layers from 0 on makes"),
+        ({"tensor_model_parallel_size": 2}, "stage 1 has no buckets|no number of layers"),
+    ],
+)
+def test_buckets_stay_as_they_are_if_it_is_not_certain_what_they_hold(saved, tmp_path, arguments, reason):
+    copied = with_common(saved / "bf16_dp_reshardable", tmp_path / "copied", **arguments)
+
+    found = open_checkpoint(copied)
+
+    assert all("bucket_idx" in name for name in found.optimizer["main"])
+    (note,) = [note for note in found.notes if "flat buckets" in note]
+    assert re.search(reason, note)
 
 
 @pytest.mark.distributed

@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainermon.analysis.checkpoint.boxes import views_of
 from trainermon.analysis.checkpoint.formats.inert import leaves
 from trainermon.analysis.checkpoint.formats.megatron import GATED, known_split
 from trainermon.analysis.checkpoint.formats.megatron_dist import arguments
 from trainermon.analysis.checkpoint.formats.regular_files import file_names
+from trainermon.analysis.checkpoint.formats.split_parts import Split, evenly, moved
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
-from trainermon.analysis.checkpoint.pieces import Box, Piece, StoredArray, TensorPieces, whole
+from trainermon.analysis.checkpoint.pieces import StoredArray, TensorPieces, whole
 from trainermon.core.errors import CheckpointError
 
 _LAYER = re.compile(r"layer_(\d+)-(?:model_(\d+)-)?model_states\.pt")
@@ -49,17 +48,6 @@ class Sizes(NamedTuple):
 
     tp: int
     pp: int
-
-
-class Split(NamedTuple):
-    """How a parameter is split: in which dimension, and how much of each of its parts each rank has.
-
-    Parts are those that were joined before, such as q, k and v; mostly there is one. No dimension: every rank has all.
-    """
-
-    dim: int | None
-    widths: Sequence[Sequence[int]] = ()
-    note: str = ""
 
 
 def layer_files(folder: Path) -> dict[int, dict[int, str]]:
@@ -198,27 +186,8 @@ def _whole(
         kept = own[:1] if split.note else own
         pieces = tuple(piece for _, tensor in kept for piece in tensor.pieces)
         return replace(first, pieces=pieces, notes=notes)
-    pieces = tuple(piece for rank, tensor in own for piece in _moved(tensor, rank.tp, split))
+    pieces = tuple(piece for rank, tensor in own for piece in moved(tensor, rank.tp, split))
     return replace(first, shape=tuple(shape), pieces=pieces, notes=notes)
-
-
-def _moved(tensor: TensorPieces, rank: int, split: Split) -> Iterator[Piece]:
-    """Yield the pieces of a rank's part at their places in the whole."""
-    dim = split.dim
-    assert dim is not None
-    begins = [0, *accumulate(sum(widths) for widths in split.widths)]
-    local = [0, *accumulate(widths[rank] for widths in split.widths)]
-    for view in views_of(tensor):
-        for part, widths in enumerate(split.widths):
-            start = max(view.starts[dim], local[part])
-            end = min(view.starts[dim] + view.sizes[dim], local[part + 1])
-            if start >= end:
-                continue
-            starts, sizes = list(view.starts), list(view.sizes)
-            starts[dim], sizes[dim] = start, end - start
-            stored = view.cut(tuple(starts), tuple(sizes)).as_array()
-            starts[dim] = begins[part] + sum(widths[:rank]) + start - local[part]
-            yield Piece(Box(tuple(starts), tuple(sizes)), stored, view.label)
 
 
 # ---------------------------------------------------------------------- which parameters are split, and how
@@ -230,7 +199,7 @@ def _split_by_info(name: str, shapes: Sequence[tuple[int, ...]], info: Mapping[s
     if _matching(info.get(_AVERAGED), name):
         return Split(None, note="ranks may differ in it, and average it when it is converted: the first rank's")
     if _matching(info.get(_HALVES), name):
-        return _evenly(shapes, 0, 2)
+        return evenly(shapes, 0, 2)
     for entry in info.get(_SUB_PARAMS) or ():
         pattern = _matching(entry["patterns"], name)
         if pattern:
@@ -241,12 +210,6 @@ def _split_by_info(name: str, shapes: Sequence[tuple[int, ...]], info: Mapping[s
     return Split(dim, [[shape[dim] for shape in shapes]])
 
 
-def _evenly(shapes: Sequence[tuple[int, ...]], dim: int, num_parts: int) -> Split:
-    if any(shape[dim] % num_parts for shape in shapes):
-        raise ValueError(f"{shapes[0][dim]} rows of a rank do not make {num_parts} equal parts")
-    return Split(dim, [[shape[dim] // num_parts for shape in shapes]] * num_parts)
-
-
 def _by_parts(entry: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], widths: Any) -> Split:
     """Return the split of a parameter that has several parts, such as q, k and v."""
     dim, viewed = int(entry["partition_dim"]), entry["shape"]
@@ -255,7 +218,7 @@ def _by_parts(entry: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], width
     parts = viewed[dim]
     if widths is None:
         if not isinstance(parts, (tuple, list)):
-            return _evenly(shapes, dim, int(parts))
+            return evenly(shapes, dim, int(parts))
         widths = [[size // len(shapes)] * len(shapes) for size in parts]
         if any(size % len(shapes) for size in parts):
             raise ValueError(f"parts of {list(parts)} cannot be split evenly over {len(shapes)} ranks")
@@ -272,7 +235,7 @@ def _split_by_name(name: str, shapes: Sequence[tuple[int, ...]], args: Mapping[s
     if not isinstance(dim, int):
         return Split(None)
     is_gated = args.get("swiglu") and GATED.fullmatch(name) is not None
-    return _evenly(shapes, dim, 2 if is_gated else 1)
+    return evenly(shapes, dim, 2 if is_gated else 1)
 
 
 def _matching(patterns: Any, name: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from trainermon.analysis.checkpoint.formats.arrays import item
 from trainermon.analysis.checkpoint.formats.dcp import METADATA, read_contents
 from trainermon.analysis.checkpoint.formats.inert import InertObject
+from trainermon.analysis.checkpoint.formats.megatron_buckets import UnknownLayoutError, by_name
 from trainermon.analysis.checkpoint.formats.regular_files import file_names, read_json
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.pieces import MAIN, Box, Checkpoint, Piece, TensorPieces
@@ -59,8 +60,12 @@ def open_megatron_dist(folder: Path) -> Checkpoint:
             if part.name in target:
                 raise CheckpointError(f"{folder / METADATA} has {part.name!r} twice, once as {full!r}: save it again")
             target[part.name] = part
-    buckets = any(_BUCKET.fullmatch(name) for name in found.tensors)
-    flat = ("the optimizer's state is in flat buckets, which do not name their parameters",) if buckets else ()
+    flat: tuple[str, ...] = ()
+    if any(_BUCKET.fullmatch(name) for name in found.tensors):
+        try:
+            optimizer = by_name(tensors, optimizer, arguments(values.get("args")))
+        except UnknownLayoutError as error:
+            flat = (f"the optimizer's state is in flat buckets, which do not name their parameters: {error}",)
     return Checkpoint(
         path=folder,
         format="megatron_dist",
