@@ -43,7 +43,7 @@ class UnknownLayoutError(ValueError):
     """What lies in the buckets does not follow from the checkpoint: why not."""
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """Whose buffer it is: of which optimizer, model parallel rank, part of its model and type."""
 
     optimizer: int
@@ -52,7 +52,7 @@ class Place(NamedTuple):
     dtype: str
 
 
-class Found(NamedTuple):
+class BucketPlace(NamedTuple):
     """Where a parameter lies: in which bucket of a buffer, from which element on."""
 
     bucket: int
@@ -81,7 +81,7 @@ def by_name(
     kinds = {kind: _buffers(own) for kind, own in buckets.items()}
     buffers = next(iter(kinds.values()))
     wholes = {name: tensor for name, tensor in tensors.items() if not name.endswith("expert_bias")}
-    fits: list[dict[tuple[Place, str, int], Found]] = []
+    fits: list[dict[tuple[BufferPlace, str, int], BucketPlace]] = []
     reasons: list[UnknownLayoutError] = []
     for order, by_expert in itertools.product(_ORDERS, (True, False)):
         found = _attempt(_Model(wholes, order, args, degrees, by_expert=by_expert), buffers)
@@ -117,8 +117,8 @@ def by_name(
 
 
 def _attempt(
-    model: _Model, buffers: Mapping[Place, list[TensorPieces]]
-) -> dict[tuple[Place, str, int], Found] | UnknownLayoutError:
+    model: _Model, buffers: Mapping[BufferPlace, list[TensorPieces]]
+) -> dict[tuple[BufferPlace, str, int], BucketPlace] | UnknownLayoutError:
     """Return where parameters lie, or why this model does not fit."""
     try:
         return model.places(buffers)
@@ -147,7 +147,7 @@ def _degrees(args: Mapping[str, Any]) -> Degrees:
     return Degrees(tp, pp, ep, args.get("expert_tensor_parallel_size") or tp)
 
 
-def _buffers(own: Mapping[str, TensorPieces]) -> dict[Place, list[TensorPieces]]:
+def _buffers(own: Mapping[str, TensorPieces]) -> dict[BufferPlace, list[TensorPieces]]:
     """Return the buckets of each buffer, in order."""
     numbers: dict[tuple[int, int, str], dict[int, dict[int, TensorPieces]]] = {}
     for name, tensor in own.items():
@@ -157,7 +157,7 @@ def _buffers(own: Mapping[str, TensorPieces]) -> dict[Place, list[TensorPieces]]
         optimizer, group, buffer, bucket = (int(number or 0) for number in match.group(1, 2, 3, 5))
         numbers.setdefault((optimizer, group, match[4]), {}).setdefault(buffer, {})[bucket] = tensor
     return {
-        Place(optimizer, group, chunk, dtype): [buckets[index] for index in range(len(buckets))]
+        BufferPlace(optimizer, group, chunk, dtype): [buckets[index] for index in range(len(buckets))]
         for (optimizer, group, dtype), of in numbers.items()
         for chunk, (_, buckets) in enumerate(sorted(of.items()))
     }
@@ -196,13 +196,15 @@ class _Model:
             return at, *((number, *rest) if self.by_expert else (*rest, number))
         return at, *_with_bias_last(match[2])
 
-    def places(self, buffers: Mapping[Place, list[TensorPieces]]) -> dict[tuple[Place, str, int], Found]:
+    def places(
+        self, buffers: Mapping[BufferPlace, list[TensorPieces]]
+    ) -> dict[tuple[BufferPlace, str, int], BucketPlace]:
         """Return where each rank's part of each parameter lies.
 
         Raises:
             UnknownLayoutError: the sizes of a buffer's buckets are not those of the parameters that should be there.
         """
-        found: dict[tuple[Place, str, int], Found] = {}
+        found: dict[tuple[BufferPlace, str, int], BucketPlace] = {}
         apart = any(place.optimizer for place in buffers)
         num_chunks = 1 + max(place.chunk for place in buffers)
         first = 0
@@ -223,11 +225,11 @@ class _Model:
             raise UnknownLayoutError(f"buckets are of {first} layers, the model has {len(self.layers)}")
         return found
 
-    def _stage(self, place: Place) -> int:
+    def _stage(self, place: BufferPlace) -> int:
         return place.group // (self.degrees.etp * self.degrees.ep if place.optimizer else self.degrees.tp)
 
     def _num_layers(
-        self, place: Place, buckets: Sequence[TensorPieces], first: int, *, is_last: bool, apart: bool
+        self, place: BufferPlace, buckets: Sequence[TensorPieces], first: int, *, is_last: bool, apart: bool
     ) -> int:
         """Return how many layers a stage has: as many as its buckets have elements for."""
         for count in range(len(self.layers) - first + 1):
@@ -242,7 +244,7 @@ class _Model:
             f"buckets of rank {place.group} have {total:,} elements, which no number of layers from {first} on makes"
         )
 
-    def _names(self, place: Place, first: int, count: int, *, is_last: bool, apart: bool) -> list[str]:
+    def _names(self, place: BufferPlace, first: int, count: int, *, is_last: bool, apart: bool) -> list[str]:
         """Return the parameters in a buffer, in the model's order."""
         is_first = first == 0 and self._stage(place) == 0 and place.chunk == 0
         found = [*_EMBEDDINGS] if is_first else []
@@ -265,10 +267,10 @@ class _Model:
                 kept.append(name)
         return kept
 
-    def _walk(self, names: Sequence[str], buckets: Sequence[TensorPieces], rank: int) -> list[Found]:
+    def _walk(self, names: Sequence[str], buckets: Sequence[TensorPieces], rank: int) -> list[BucketPlace]:
         """Return where parameters lie in buckets, the last one first."""
         begins = [{piece.region.starts[0] for piece in b.pieces if isinstance(piece.region, Box)} for b in buckets]
-        found: list[Found] = []
+        found: list[BucketPlace] = []
         bucket, end = 0, 0
         for name in reversed(names):
             shape = self.tensors[name].shape
@@ -278,7 +280,7 @@ class _Model:
                 bucket, start = bucket + 1, 0
             if bucket == len(buckets) or start not in begins[bucket] or start + size > buckets[bucket].num_elements:
                 raise UnknownLayoutError(f"{name!r} does not begin where a part of a bucket does")
-            found.append(Found(bucket, start))
+            found.append(BucketPlace(bucket, start))
             end = start + size
         if (bucket, end) != (len(buckets) - 1, buckets[-1].num_elements):
             raise UnknownLayoutError("there is more in a buffer than its parameters")
