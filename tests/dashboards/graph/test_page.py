@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.dashboards.graph.conftest import RECORDED, OpenGraph
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
 
-RECORDED = Path(__file__).parents[2] / "analysis" / "compare" / "recorded"
-OpenGraph = Callable[..., Page]
 SELECTED = "#panel h2"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of a faulty dump against a sound one, of one that is not finite, of a sound one, and of three ranks."""
-    folder = tmp_path_factory.mktemp("pages")
-    faulty, sound, bad = (str(RECORDED / name) for name in ("faulty", "sound", "nan"))
-    found = {}
-    for name, words in (("faulty", [faulty, sound]), ("nan", [bad]), ("sound", [sound])):
-        found[name] = folder / f"{name}.html"
-        main(["graph", *words, "-o", str(found[name])])
-    for side, sources in (("target", [sound, faulty, sound]), ("golden", [sound] * 3)):
-        for rank, source in enumerate(sources):
-            shutil.copytree(next(Path(source).rglob("rank0")), folder / side / "step0" / f"rank{rank}")
-    found["ranks"] = folder / "ranks.html"
-    main(["graph", str(folder / "target"), str(folder / "golden"), "-o", str(found["ranks"])])
-    return found
-
-
-@pytest.fixture
-def open_graph(browser: Browser, files: dict[str, Path]) -> Iterator[OpenGraph]:
-    """Open a page by its name or path; at the end nothing may have gone wrong, and nothing been fetched."""
-    complaints: list[str] = []
-    pages: list[Page] = []
-
-    def open_(name: str | Path, fragment: str = "") -> Page:
-        page = browser.new_page(viewport={"width": 1300, "height": 800})
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
-        page.goto(f"file://{files.get(str(name), name)}{fragment}")
-        page.wait_for_selector("body[data-ready]")
-        pages.append(page)
-        return page
-
-    yield open_
-    for page in pages:
-        page.close()
-    assert complaints == []
 
 
 def test_the_first_screen_shows_where_it_began(open_graph: OpenGraph) -> None:
@@ -196,6 +153,7 @@ def test_what_is_saved_is_a_picture_with_every_box(open_graph: OpenGraph, tmp_pa
     page = open_graph("faulty")
     with page.expect_download() as download:
         page.keyboard.press("e")
+        page.keyboard.press("Enter")
     path = tmp_path / "graph.svg"
     download.value.save_as(path)
 
@@ -230,7 +188,6 @@ def test_text_of_a_dump_stays_text(open_graph: OpenGraph, tmp_path: Path) -> Non
 
 def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "missing" / "page.html"
-    shutil.rmtree(tmp_path / "missing", ignore_errors=True)
 
     assert main(["graph", str(RECORDED / "sound"), "-o", str(target)]) == 1
     assert "choose another file with -o" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def _innermost(tree: GraphTree, sizes: Sequence[int]) -> tuple[_Uses, _Uses]:
             continue
         end = place + sizes[place]
         is_parameter = node.kind is GraphKind.PARAMETER
-        for use, slot, identity, num_bytes, _, _ in node.call.values:
+        for use, slot, identity, num_bytes, _, _, _ in node.call.values:
             if identity is None or (use is ValueUse.HELD) is not is_parameter or (is_parameter and slot != node.slot):
                 continue
             so_far = (takers if use is ValueUse.TAKEN else makers)[identity]

@@ -30,6 +30,7 @@ class GraphValue(NamedTuple):
         num_bytes: Size of its elements; 0 where the type is not known.
         norm: Root of the sum of squares; NaN: not known.
         is_finite: No element is NaN or infinite.
+        dtype: Type of its elements as the dump writes it, `torch.float32`; "": not known.
     """
 
     use: ValueUse
@@ -38,6 +39,7 @@ class GraphValue(NamedTuple):
     num_bytes: int
     norm: float
     is_finite: bool
+    dtype: str = ""
 
 
 _WIDTHS = {
@@ -89,7 +91,8 @@ def value_of(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
     identity = order if type(order) is int else _looks(form)
     is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(form)
     size = norm if type(norm) is float else _number(norm)
-    return _new(GraphValue, (use, slot, identity, _bytes(form["dtype"], form["shape"]), size, is_finite))
+    dtype = form["dtype"]
+    return _new(GraphValue, (use, slot, identity, _bytes(dtype, form["shape"]), size, is_finite, dtype))
 
 
 def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:

@@ -105,7 +105,9 @@ def _row(row: DumpRow | None, golden: DumpRow | None) -> dict[str, Any]:
     shape = "" if row.shape is None else f"[{', '.join(map(str, row.shape))}]"
     kind = f"{(row.dtype or '').rpartition('.')[2]}{shape}"
     blank = {"error": None, "result": "", "message": ""}
-    return {"place": row.place, "kind": kind, "ours": _numbers(row), "golden": golden and _numbers(golden)} | blank
+    files = {"file": row.data_name, "golden_file": golden.data_name if golden else None}
+    numbers = {"ours": _numbers(row), "golden": golden and _numbers(golden)}
+    return {"place": row.place, "kind": kind, **numbers, **blank} | {name: one for name, one in files.items() if one}
 
 
 def _numbers(row: DumpRow) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.compare.merging.splits import layout_at
 from trainermon.analysis.graph.database.details import details_of_database
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.flow import find_flow
@@ -93,7 +94,25 @@ def details_of(graph: DumpGraph) -> NodeDetails:
 
 
 def _packed(graph: DumpGraph, details: Mapping[str, Any]) -> PackedRank:
-    return PackedRank(graph.label, str(graph.directory), graph.tree, graph.found, find_flow(graph.tree), details)
+    return PackedRank(
+        label=graph.label,
+        dump=str(graph.directory),
+        tree=graph.tree,
+        found=graph.found,
+        flow=find_flow(graph.tree),
+        details=details,
+        step=graph.step,
+        rank=graph.rank,
+        axes=_axes(graph.directory),
+        golden="" if graph.comparison is None else str(graph.comparison.golden),
+    )
+
+
+def _axes(directory: Path) -> str:
+    """Return where the rank of a dump stands along the axes with more than one place."""
+    if not directory.is_dir():
+        return ""
+    return ", ".join(f"{axis} {place}" for axis, (place, size) in layout_at(directory).axes.items() if size > 1)
 
 
 def _all_details(graphs: Sequence[DumpGraph]) -> Iterator[bytes | None]:

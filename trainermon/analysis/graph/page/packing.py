@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainermon.analysis.graph.findings import GraphFindings, worst_within
 from trainermon.analysis.graph.flow import FlowSummary
+from trainermon.analysis.graph.page.measures import measure
 from trainermon.analysis.graph.tree import GraphTree
 from trainermon.dump.files.records import BACKWARD, FORWARD
 
@@ -33,6 +34,10 @@ class PackedRank(NamedTuple):
         found: What is wrong with it.
         flow: The edges.
         details: The tensors of nodes, by their index as text.
+        step: None: not known.
+        rank: Likewise.
+        axes: Where the rank stands in the job, as `tp 1, pp 0`; "": not known.
+        golden: The folder of the dump that it was held against; "": none.
     """
 
     label: str
@@ -41,16 +46,43 @@ class PackedRank(NamedTuple):
     found: GraphFindings
     flow: FlowSummary
     details: Mapping[str, Any]
+    step: int | None = None
+    rank: int | None = None
+    axes: str = ""
+    golden: str = ""
+
+
+class ColumnBody:
+    """Columns one after the other; equal ones are there once."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self._offsets: dict[bytes, int] = {}
+
+    def add(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Add columns; return where each stands."""
+        return {
+            name: {"type": _TYPES[column.dtype.name], "offset": self._place(_raw(column)), "count": len(column)}
+            for name, column in columns.items()
+        }
+
+    def _place(self, raw: bytes) -> int:
+        digest = hashlib.blake2b(raw).digest()
+        if digest not in self._offsets:
+            self._offsets[digest] = len(self.content)
+            self.content += raw + bytes(-len(raw) % _ALIGNMENT)
+        return self._offsets[digest]
 
 
 def pack(ranks: Sequence[PackedRank], golden: str = "", *, served: bool = False) -> bytes:
     """Return the bytes that `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
 
-    What ranks have in common, tree and edges, is there once for all that have the same. `golden` is the folder that
+    What ranks have in common, tree and edges, is there once for all that have the same; so is any column, so that equal
+    offsets mean equal columns. `golden` is the folder that
     they were held against. Where the page is `served`, it asks for details that it has not by their number: that of the
     node, counted through all ranks.
     """
-    body = bytearray()
+    body = ColumnBody()
     skeletons: dict[bytes, int] = {}
     known: list[dict[str, Any]] = []
     members: list[dict[str, Any]] = []
@@ -60,12 +92,12 @@ def pack(ranks: Sequence[PackedRank], golden: str = "", *, served: bool = False)
         digest = hashlib.blake2b(b"".join(map(_raw, columns.values())) + json.dumps(texts).encode()).digest()
         if digest not in skeletons:
             skeletons[digest] = len(known)
-            known.append({**texts, "columns": _laid_out(columns, body)})
+            known.append({**texts, "columns": body.add(columns)})
         members.append({**_member(rank, skeletons[digest], body), "first_detail": num_details})
         num_details += len(rank.tree.nodes)
     head = {"version": VERSION, "golden": golden, "served": served, "skeletons": known, "members": members}
     text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
-    return struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % _ALIGNMENT) + bytes(body)
+    return struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % _ALIGNMENT) + bytes(body.content)
 
 
 def as_number(value: Any) -> float | int | str | None:
@@ -75,22 +107,31 @@ def as_number(value: Any) -> float | int | str | None:
     return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
-def _member(rank: PackedRank, skeleton: int, body: bytearray) -> dict[str, Any]:
-    found = rank.found
+def _member(rank: PackedRank, skeleton: int, body: ColumnBody) -> dict[str, Any]:
+    found, measures = rank.found, measure(rank.tree.nodes)
     columns: dict[str, NDArray[Any]] = {
         "verdicts": found.verdicts,
         "worst": worst_within(rank.tree, found.verdicts),
         "nonfinite": found.nonfinite.astype(np.uint8),
         "errors": found.errors.astype(np.float32),
+        "norms": measures.norms,
+        "growths": measures.growths,
+        "num_bytes": measures.num_bytes,
+        "dtypes": measures.dtypes,
     }
     return {
         "label": rank.label,
+        "step": rank.step,
+        "rank": rank.rank,
+        "axes": rank.axes,
+        "golden_dump": rank.golden,
+        "dtype_names": measures.names,
         "dump": rank.dump,
         "skeleton": skeleton,
         "sentence": found.sentence,
         "findings": [{"node": one.node, "message": one.message} for one in found.findings],
         "details": rank.details,
-        "columns": _laid_out(columns, body),
+        "columns": body.add(columns),
     }
 
 
@@ -121,13 +162,3 @@ def _bytes(values: Iterable[int]) -> NDArray[np.uint8]:
 
 def _raw(column: NDArray[Any]) -> bytes:
     return column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def _laid_out(columns: Mapping[str, NDArray[Any]], body: bytearray) -> dict[str, Any]:
-    """Add columns to `body`; return where each stands in it."""
-    places = {}
-    for name, column in columns.items():
-        places[name] = {"type": _TYPES[column.dtype.name], "offset": len(body), "count": len(column)}
-        body += _raw(column)
-        body += bytes(-len(body) % _ALIGNMENT)
-    return places

@@ -41,20 +41,23 @@ def render_page(title: str, packed: bytes, *, served: bool = False) -> str:
 _BODY = """<body class="graph">
 <header class="top" id="top">
 <span class="lamp"></span><h1 id="sentence">Reading…</h1><p class="dim" id="facts"></p>
-<div class="tools"><span id="ranks"></span>
+<div class="tools">
 <span id="steps"><button type="button" id="previous" aria-label="previous finding">&lsaquo;</button>
 <span id="finding"></span>
 <button type="button" id="next" aria-label="next finding">&rsaquo;</button></span>
 <input id="search" type="search" placeholder="search  /" aria-label="search">
 <button type="button" id="all">all</button><button type="button" id="show-help" aria-label="help">?</button>
 </div></header>
+<div class="bar"><nav id="levels" aria-label="where it is"></nav><span id="colour"></span></div>
 <canvas id="map" role="img" aria-label="the step in execution order, with the worst verdict at each place"></canvas>
-<div class="work"><canvas id="graph" tabindex="0" aria-label="the calls as boxes; use the arrow keys"></canvas>
-<aside id="panel" aria-live="polite"></aside></div>
+<main class="work"><div class="stage"><ul id="tree" class="visually-hidden" role="tree" tabindex="0"
+aria-label="the calls; use the arrow keys"></ul><canvas id="graph" aria-hidden="true"></canvas>
+<div id="legend" class="legend" hidden></div></div>
+<aside id="panel" aria-live="polite"></aside></main>
 <p id="status" class="visually-hidden" role="status"></p>
 <dialog id="help"><h2>Keys</h2><dl id="keys"></dl>
-<p class="dim">Click selects, double click unfolds; drag or the wheel moves, Ctrl and the wheel zooms.
-Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>, <code>class:Linear</code>,
-<code>kind:parameter</code>.</p>
+<p class="dim">Click selects, double click unfolds, right click says what can be done; drag or the wheel moves,
+Ctrl and the wheel zooms. Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>,
+<code>class:Linear</code>, <code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>.</p>
 <form method="dialog"><button>close</button></form></dialog>
 """

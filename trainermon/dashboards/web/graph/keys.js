@@ -1,6 +1,8 @@
 // What each key does; the same table is shown as help.
 
-/** @typedef {{keys: string[], text: string, run: () => void}} KeyAction */
+import { el } from "../dom.js";
+
+/** @typedef {{keys: string[], text: string, run: (key: string) => void}} KeyAction */
 
 /**
  * @param {KeyAction[]} actions
@@ -15,6 +17,14 @@ export function listenToKeys(actions) {
     const action = byKey.get(name);
     if (!action) return;
     event.preventDefault();
-    action.run();
+    action.run(name);
   });
+}
+
+/**
+ * @param {HTMLElement} list
+ * @param {KeyAction[]} actions
+ */
+export function showKeys(list, actions) {
+  list.replaceChildren(...actions.flatMap(({ keys, text }) => [el("dt", {}, keys.map((key) => el("kbd", {}, key))), el("dd", {}, text)]));
 }

@@ -3,11 +3,12 @@
 import { fitCanvas, perFrame } from "../dom.js";
 import { draw, fontOf } from "./canvas.js";
 import { layOut } from "./layout.js";
+import { isAlike } from "./ranks.js";
 import { shapesOf } from "./scene.js";
 import { ancestorsOf, KIND } from "./skeleton.js";
-import { allBoxes, closedBoxes, shownIn, wiresBetween } from "./wires.js";
+import { allBoxes, closedBoxes, nearTo, shownIn, wiresBetween } from "./wires.js";
 
-/** @import { Box, Camera, Graph, Wire } from "./types.js" */
+/** @import { Box, Camera, Graph, Look, Wire } from "./types.js" */
 
 const ZOOMS = [0.05, 4];
 const MARGIN = 40;
@@ -31,6 +32,17 @@ export class GraphPane {
     this.apart = new Set();
     /** @type {Set<number>} */
     this.hits = new Set();
+    /** Which direction alone is shown; 0: both. */
+    this.direction = 0;
+    /** @type {(box: Box) => string} */
+    this.fillOf = () => "";
+    /** @type {(box: Box) => number[]} */
+    this.cellsOf = () => [];
+    this.onarrange = () => {};
+    /** @type {(node: number, point: {x: number, y: number}) => void} */
+    this.onmenu = () => {};
+    /** @type {WeakMap<Box, {fill: string, cells: number[]}>} */
+    this.faces = new WeakMap();
     /** @type {Camera} */
     this.camera = { x: 0, y: 0, zoom: 1 };
     /** @type {Box[]} */
@@ -47,7 +59,7 @@ export class GraphPane {
    * @param {Graph} graph
    */
   show(graph) {
-    if (graph.skeleton !== this.graph.skeleton) {
+    if (!isAlike(graph, this.graph)) {
       this.open.clear();
       this.apart.clear();
     }
@@ -70,22 +82,56 @@ export class GraphPane {
       if (!widths.has(text)) widths.set(text, context.measureText(text).width);
       return widths.get(text);
     };
-    const opened = { isOpen: (/** @type {number} */ node) => this.open.has(node), isApart: (/** @type {number} */ node) => this.apart.has(node) };
+    const opened = {
+      isOpen: (/** @type {number} */ node) => this.open.has(node),
+      isApart: (/** @type {number} */ node) => this.apart.has(node),
+      isHidden: (/** @type {number} */ node) => this.isHidden(node),
+    };
     this.root = layOut(this.graph, opened, measure);
     this.boxes = allBoxes(this.root);
     const closed = closedBoxes(this.root);
     this.shown = shownIn(this.graph, closed);
     this.closed = closed;
     this.wires = wiresBetween(this.graph, closed, this.shown);
+    this.onarrange();
     this.repaint();
+  }
+
+  /** @param {number} node */
+  isHidden(node) {
+    return Boolean(this.direction) && this.graph.kinds[node] === KIND.section && this.graph.directions[node] !== this.direction;
   }
 
   paint() {
     const { width, height } = this.size;
     const context = fitCanvas(this.canvas, width, height);
-    const palette = this.palette();
-    const look = { selected: this.selected, palette, hits: this.hits };
-    draw(context, shapesOf(this.graph, this.boxes, this.wires, look), this.camera, { width, height, font: palette.font });
+    draw(context, this.shapes(), this.camera, { width, height, font: this.palette().font });
+  }
+
+  /** The whole picture as shapes. */
+  shapes() {
+    /** @type {Look} */
+    const look = {
+      selected: this.selected, palette: this.palette(), hits: this.hits, near: nearTo(this.graph, this.wires, this.selected),
+      fillOf: (box) => this.faceOf(box).fill, cellsOf: (box) => this.faceOf(box).cells,
+    };
+    return shapesOf(this.graph, this.boxes, this.wires, look);
+  }
+
+  /**
+   * What a box says beside its verdict, which costs a pass over what is in it; known until the boxes change.
+   * @param {Box} box
+   */
+  faceOf(box) {
+    let face = this.faces.get(box);
+    if (!face) this.faces.set(box, (face = { fill: this.fillOf(box), cells: this.cellsOf(box) }));
+    return face;
+  }
+
+  /** Call it when `fillOf` or `cellsOf` has changed. */
+  recolour() {
+    this.faces = new WeakMap();
+    this.repaint();
   }
 
   /**
@@ -105,6 +151,7 @@ export class GraphPane {
    */
   reveal(node) {
     for (const at of ancestorsOf(this.graph, node)) {
+      if (this.isHidden(at)) this.direction = 0;
       this.open.add(at);
       this.apart.add(at);
     }
@@ -210,6 +257,12 @@ export class GraphPane {
       const box = held?.moved ? undefined : this.boxAt(at(event));
       held = null;
       if (box) this.onselect(box.node);
+    });
+    this.canvas.addEventListener("contextmenu", (event) => {
+      const box = this.boxAt(at(event));
+      if (!box) return;
+      event.preventDefault();
+      this.onmenu(box.node, { x: event.clientX, y: event.clientY });
     });
     this.canvas.addEventListener("dblclick", (event) => {
       const box = this.boxAt(at(event));

@@ -2,52 +2,80 @@
 
 import { el } from "../dom.js";
 import { askFor, canAsk, detailOf } from "./details.js";
-import { ancestorsOf, classOf, KIND, nameOf, pathOf } from "./skeleton.js";
+import { rankTable } from "./rankpanel.js";
+import { classOf, KIND, nameOf, pathOf } from "./skeleton.js";
 import { MARKS } from "./scene.js";
 
-/** @import { DetailRow, Graph } from "./types.js" */
+/** @import { DetailRow, Graph, NodeDetail, RankGroup } from "./types.js" */
 
 const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not finite, because of what came before", "is wrong", "is where it began"];
 const HEAD = ["max", "min", "mean", "norm"];
 
+/** @typedef {{graph: Graph, graphs: Graph[], shown: number, groups: RankGroup[]}} Shown */
+/** @typedef {{goTo: (node: number) => void, showRank: (place: number) => void}} Go */
+
+const TABS = ["Tensors", "Ranks"];
+let chosen = TABS[0];
+
 /**
  * @param {HTMLElement} panel
- * @param {Graph} graph
+ * @param {Shown} shown
  * @param {number} node
- * @param {(node: number) => void} select
+ * @param {Go} go
  */
-export function showPanel(panel, graph, node, select) {
-  const crumbs = ancestorsOf(graph, node).map((at) => el("button", { type: "button", cls: "crumb", onclick: () => select(at) }, nameOf(graph, at)));
-  const key = graph.keys[node] ?? "";
+export function showPanel(panel, shown, node, go) {
+  const { graph, graphs, groups } = shown;
   const said = graph.findings.find((finding) => finding.node === node);
-  const detail = detailOf(graph, node);
-  const rows = detail ? ownRows(graph, node, detail.rows) : [];
+  const several = groups.length > 1 || (groups[0]?.places.length ?? 0) > 1;
+  const body = several && chosen === "Ranks"
+    ? [rankTable(graphs, groups, { node, shown: shown.shown }, go.showRank)]
+    : tensors(graph, node, detailOf(graph, node));
   const parts = [
-    el("nav", { cls: "crumbs", "aria-label": "where it is" }, crumbs),
     el("h2", {}, `${nameOf(graph, node)} `, el("span", { cls: "dim" }, classOf(graph, node))),
     el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
     said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
-    el("dl", {}, ...facts(graph, node, key)),
-    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail))),
-    detail?.stack.length ? el("section", {}, el("h3", {}, "Called in"), el("ol", { cls: "stack" }, detail.stack.map((frame) => el("li", {}, frame)))) : null,
+    el("dl", {}, ...facts(graph, node, graph.keys[node] ?? "")),
+    several ? tabs(() => showPanel(panel, shown, node, go)) : null,
+    ...body,
   ];
   panel.replaceChildren(...parts.filter((part) => part !== null));
   panel.dataset.node = `${graph.label} ${node}`;
-  if (canAsk(graph, node)) void complete(panel, graph, node, select);
+  if (canAsk(graph, node)) void complete(panel, shown, node, go);
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {NodeDetail | undefined} detail
+ */
+function tensors(graph, node, detail) {
+  const rows = detail ? ownRows(graph, node, detail.rows) : [];
+  return [
+    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail))),
+    detail?.stack.length ? el("section", {}, el("h3", {}, "Called in"), el("ol", { cls: "stack" }, detail.stack.map((frame) => el("li", {}, frame)))) : null,
+  ];
+}
+
+/** @param {() => void} show */
+function tabs(show) {
+  const buttons = TABS.map((name) => el("button", {
+    type: "button", role: "tab", "aria-selected": String(name === chosen), onclick: () => ((chosen = name), show()),
+  }, name));
+  return el("div", { cls: "tabs", role: "tablist" }, buttons);
 }
 
 /**
  * Shows the tensors as soon as the server has told them, if the node is still the selected one.
  * @param {HTMLElement} panel
- * @param {Graph} graph
+ * @param {Shown} shown
  * @param {number} node
- * @param {(node: number) => void} select
+ * @param {Go} go
  */
-async function complete(panel, graph, node, select) {
+async function complete(panel, shown, node, go) {
   const asked = panel.dataset.node;
   try {
-    await askFor(graph, node);
-    if (panel.dataset.node === asked) showPanel(panel, graph, node, select);
+    await askFor(shown.graph, node);
+    if (panel.dataset.node === asked) showPanel(panel, shown, node, go);
   } catch (error) {
     const why = error instanceof Error ? error.message : String(error);
     if (panel.dataset.node === asked) panel.querySelector(".missing")?.replaceChildren(`Its tensors cannot be shown: ${why}`);

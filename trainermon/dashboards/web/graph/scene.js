@@ -3,7 +3,7 @@
 import { KIND, VERDICT } from "./skeleton.js";
 import { TITLE } from "./layout.js";
 
-/** @import { Box, Graph, Wire } from "./types.js" */
+/** @import { Box, Graph, Look, Wire } from "./types.js" */
 /** @typedef {{kind: "rect", x: number, y: number, width: number, height: number, fill: string, stroke: string, thick?: number, dashed?: boolean, radius: number}} RectShape */
 /** @typedef {{kind: "text", x: number, y: number, text: string, fill: string, isBold?: boolean}} TextShape */
 /** @typedef {{kind: "path", points: number[], stroke: string, thick: number, dashed: boolean}} PathShape */
@@ -17,46 +17,65 @@ const TONES = ["edge", "edge", "info", "warning", "critical", "fatal"];
  * @param {Graph} graph
  * @param {Box[]} boxes
  * @param {Wire[]} wires
- * @param {{selected: number, palette: Record<string, string>, hits: Set<number>}} look
+ * @param {Look} look
  * @returns {Shape[]}
  */
-export function shapesOf(graph, boxes, wires, { selected, palette, hits }) {
+export function shapesOf(graph, boxes, wires, look) {
   const open = boxes.filter((box) => box.isOpen);
   const closed = boxes.filter((box) => !box.isOpen);
   return [
-    ...open.flatMap((box) => boxShapes(graph, box, { selected, palette, hits })),
-    ...wires.flatMap((wire) => wireShapes(wire, selected, palette)),
-    ...closed.flatMap((box) => boxShapes(graph, box, { selected, palette, hits })),
+    ...open.flatMap((box) => boxShapes(graph, box, look)),
+    ...wires.flatMap((wire) => wireShapes(wire, look)),
+    ...closed.flatMap((box) => boxShapes(graph, box, look)),
   ];
 }
 
 /**
  * @param {Graph} graph
  * @param {Box} box
- * @param {{selected: number, palette: Record<string, string>, hits: Set<number>}} look
+ * @param {Look} look
  * @returns {Shape[]}
  */
-function boxShapes(graph, box, { selected, palette, hits }) {
-  const verdict = Math.max(...box.nodes.map((node) => graph.worst[node]));
-  const isSelected = box.node === selected && !box.isGroup;
+function boxShapes(graph, box, look) {
+  const { palette } = look;
+  const verdict = box.nodes.reduce((worst, node) => Math.max(worst, graph.worst[node]), 0);
   const tone = palette[TONES[verdict]];
-  const isRound = graph.kinds[box.node] === KIND.parameter;
+  const near = look.near.get(box) ?? 0;
+  const isSelected = box.node === look.selected && !box.isGroup;
+  const stroke = isSelected ? palette.ink : near ? palette[near > 0 ? "accent" : "accent-2"] : verdict > VERDICT.pass ? tone : palette.edge;
   /** @type {Shape[]} */
   const shapes = [];
   if (box.nodes.length > 1 && !box.isGroup) {
     for (const shift of [6, 3]) shapes.push(rect(box, { shift, fill: palette.panel, stroke: palette.edge, radius: 5 }));
   }
-  const fill = box.isOpen ? palette[box.isGroup ? "page" : "plot"] : palette[hits.has(box.node) ? "info-soft" : "panel"];
+  const closedFill = look.hits.has(box.node) ? palette["info-soft"] : look.fillOf(box) || palette.panel;
   shapes.push({
-    ...rect(box, { shift: 0, fill, stroke: isSelected ? palette.accent : verdict > VERDICT.pass ? tone : palette.edge, radius: isRound ? 11 : 5 }),
-    thick: isSelected ? 2.5 : verdict === VERDICT.blamed ? 2 : 1,
+    ...rect(box, { shift: 0, fill: box.isOpen ? palette[box.isGroup ? "page" : "plot"] : closedFill, stroke, radius: graph.kinds[box.node] === KIND.parameter ? 11 : 5 }),
+    thick: isSelected ? 2.5 : Math.abs(near) === 1 || verdict === VERDICT.blamed ? 2 : 1,
     dashed: box.isGroup || graph.sides[box.node] === GOLDEN_ONLY,
   });
   if (verdict > VERDICT.pass && !box.isOpen) {
     shapes.push({ kind: "rect", x: box.x + 1, y: box.y + 1, width: 4, height: box.height - 2, fill: tone, stroke: "", radius: 2 });
   }
   shapes.push(...titleShapes(graph, box, verdict, palette));
+  if (!box.isOpen) shapes.push(...stripShapes(box, look));
   return shapes;
+}
+
+/**
+ * A cell for each group of ranks on the lower edge, where any of them has something to say.
+ * @param {Box} box
+ * @param {Look} look
+ * @returns {Shape[]}
+ */
+function stripShapes(box, { cellsOf, palette }) {
+  const cells = cellsOf(box);
+  if (cells.length < 2 || Math.max(...cells) <= VERDICT.pass) return [];
+  const width = Math.min(9, (box.width - 16) / cells.length);
+  return cells.map((verdict, at) => ({
+    kind: "rect", x: box.x + 10 + at * width, y: box.y + box.height - 3, width: Math.max(1, width - 1), height: 6, radius: 1,
+    fill: verdict > VERDICT.pass ? palette[TONES[verdict]] : palette.grid, stroke: "",
+  }));
 }
 
 /**
@@ -75,7 +94,8 @@ const rect = ({ x, y, width, height }, { shift, ...look }) => ({ kind: "rect", x
  */
 function titleShapes(graph, box, verdict, palette) {
   const baseline = box.y + TITLE / 2 + 4.5;
-  const mark = graph.sides[box.node] === GOLDEN_ONLY ? "−" : MARKS[verdict];
+  const sign = graph.sides[box.node] === GOLDEN_ONLY ? "−" : MARKS[verdict];
+  const mark = !box.isOpen && graph.nonfinite[box.node] ? `${sign}◆` : sign;
   const isFaint = graph.kinds[box.node] === KIND.parameter || box.isGroup;
   const times = box.nodes.length > 1 && !box.isGroup ? `  ×${box.nodes.length}` : "";
   const fill = palette[verdict > VERDICT.warning ? TONES[verdict] : isFaint ? "muted" : "ink"];
@@ -86,16 +106,14 @@ function titleShapes(graph, box, verdict, palette) {
 
 /**
  * @param {Wire} wire
- * @param {number} selected
- * @param {Record<string, string>} palette
+ * @param {Look} look
  * @returns {Shape[]}
  */
-function wireShapes({ from, to, count, isExact }, selected, palette) {
-  const isOut = from.node === selected;
-  const isIn = to.node === selected;
-  const stroke = isIn ? palette.accent : isOut ? palette["accent-2"] : palette.faint;
-  const thick = (isIn || isOut ? 2 : 1) + Math.min(2, Math.log2(count) / 4);
-  return [{ kind: "path", points: curve(from, to), stroke, thick, dashed: !isExact }];
+function wireShapes(wire, { near, palette }) {
+  const hop = near.get(wire) ?? 0;
+  const stroke = hop ? palette[hop > 0 ? "accent" : "accent-2"] : palette.faint;
+  const thick = (Math.abs(hop) === 1 ? 2 : hop ? 1.5 : 1) + Math.min(2, Math.log2(wire.count) / 4);
+  return [{ kind: "path", points: curve(wire.from, wire.to), stroke, thick, dashed: !wire.isExact }];
 }
 
 /**

@@ -30,7 +30,10 @@ function testFor(graph, word) {
   const [name, value] = word.includes(":") ? [word.slice(0, word.indexOf(":")), word.slice(word.indexOf(":") + 1)] : ["", word];
   if (name === "verdict") return (node) => graph.verdicts[node] === VERDICT[/** @type {keyof typeof VERDICT} */ (value)];
   if (name === "kind") return (node) => graph.kinds[node] === KIND[/** @type {keyof typeof KIND} */ (value)];
+  const size = /^norm([<>])(.+)$/.exec(word);
+  if (size) return (node) => (size[1] === ">" ? graph.norms[node] > Number(size[2]) : graph.norms[node] < Number(size[2]));
   const matches = matcher(value);
+  if (name === "dtype") return (node) => matches(graph.dtype_names[graph.dtypes[node] - 1] ?? "");
   if (name === "class") return (node) => matches(classOf(graph, node).toLowerCase());
   const known = graph.texts.map((text) => matches(text.toLowerCase()));
   return (node) => known[graph.names[node]] || (value.includes(" > ") && matches(pathOf(graph, node).toLowerCase()));

@@ -20,6 +20,8 @@ export interface DetailRow {
   error: number | string | null;
   result: string;
   message: string;
+  file?: string;
+  golden_file?: string;
 }
 
 export interface NodeDetail {
@@ -37,6 +39,11 @@ export interface SharedTree {
 export interface RankHeader {
   label: string;
   dump: string;
+  golden_dump: string;
+  step: number | null;
+  rank: number | null;
+  axes: string;
+  dtype_names: string[];
   skeleton: number;
   sentence: string;
   findings: GraphFinding[];
@@ -73,6 +80,10 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   worst: Uint8Array;
   nonfinite: Uint8Array;
   errors: Float32Array;
+  norms: Float32Array;
+  growths: Float32Array;
+  num_bytes: Float32Array;
+  dtypes: Uint8Array;
   producers: Int32Array;
   consumers: Int32Array;
   exact: Uint8Array;
@@ -86,6 +97,7 @@ export interface Fold {
 export interface Opened {
   isOpen: (node: number) => boolean;
   isApart: (node: number) => boolean;
+  isHidden?: (node: number) => boolean;
 }
 
 export interface Box {
@@ -113,4 +125,27 @@ export interface Camera {
   x: number;
   y: number;
   zoom: number;
+}
+
+/** Ranks that are judged alike everywhere: the first of them, and all as places in the list of graphs. */
+export interface RankGroup {
+  graph: Graph;
+  places: number[];
+}
+
+/** What the fills of boxes stand for; `text` is empty where they stand for nothing. */
+export interface Colouring {
+  fillOf: (box: Box, sizes: Int32Array) => string;
+  legend: { text: string; colour: string }[];
+  text: string;
+}
+
+/** How the boxes are drawn. */
+export interface Look {
+  selected: number;
+  palette: Record<string, string>;
+  hits: Set<number>;
+  near: Map<Box | Wire, number>;
+  fillOf: (box: Box) => string;
+  cellsOf: (box: Box) => number[];
 }

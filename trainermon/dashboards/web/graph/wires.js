@@ -63,3 +63,30 @@ export function wiresBetween(graph, boxes, shown) {
  * @param {Box} to
  */
 const isFar = (graph, from, to) => graph.kinds[from.node] === KIND.parameter && graph.parents[from.node] !== graph.parents[to.node];
+
+/**
+ * What gives values to a node and takes its values, by one and by two steps: 1 and 2 before, -1 and -2 behind it.
+ * @param {Graph} graph
+ * @param {Wire[]} wires
+ * @param {number} node
+ * @returns {Map<Box | Wire, number>}
+ */
+export function nearTo(graph, wires, node) {
+  /** @type {Map<Box | Wire, number>} */
+  const found = new Map();
+  const isWithin = (/** @type {Box} */ box) => box.node >= node && box.node < node + graph.sizes[node];
+  let before = new Set(wires.map((wire) => wire.to).filter(isWithin));
+  let behind = new Set(wires.map((wire) => wire.from).filter(isWithin));
+  for (const hop of [1, 2]) {
+    const giving = wires.filter(({ from, to }) => before.has(to) && !isWithin(from));
+    const taking = wires.filter(({ from, to }) => behind.has(from) && !isWithin(to));
+    for (const [some, sign] of /** @type {const} */ ([[giving, 1], [taking, -1]])) {
+      for (const wire of some) {
+        for (const one of [wire, sign > 0 ? wire.from : wire.to]) if (!found.has(one)) found.set(one, sign * hop);
+      }
+    }
+    before = new Set(giving.map((wire) => wire.from));
+    behind = new Set(taking.map((wire) => wire.to));
+  }
+  return found;
+}

@@ -1,0 +1,87 @@
+// Where one is: step and rank, micro step, direction, modules, each with a choice of what is beside it and how bad that is.
+
+import { el } from "../dom.js";
+import { MARKS } from "./scene.js";
+import { ancestorsOf, childrenOf, KIND, nameOf, VERDICT } from "./skeleton.js";
+
+/** @import { Graph } from "./types.js" */
+
+const MOST = 200;
+
+/**
+ * @param {HTMLElement} nav
+ * @param {Graph[]} graphs
+ * @param {{shown: number, selected: number}} place
+ * @param {{showRank: (place: number) => void, goTo: (node: number) => void}} go
+ */
+export function showLevels(nav, graphs, { shown, selected }, { showRank, goTo }) {
+  const graph = graphs[shown];
+  const path = [...ancestorsOf(graph, selected), selected].slice(1);
+  const ranks = graphs.length > 1 ? [rankLevel(graphs, shown, showRank)] : [];
+  const root = el("button", { type: "button", cls: "crumb", onclick: () => goTo(0) }, nameOf(graph, 0));
+  const levels = [...ranks, root, ...path.map((node) => nodeLevel(graph, node, goTo))];
+  nav.replaceChildren(...levels.flatMap((level, at) => (at ? [el("span", { "aria-hidden": "true" }, "›"), level] : [level])));
+}
+
+/**
+ * @param {Graph[]} graphs
+ * @param {number} shown
+ * @param {(place: number) => void} showRank
+ */
+function rankLevel(graphs, shown, showRank) {
+  const options = graphs.map((one, place) => {
+    const axes = one.axes ? ` (${one.axes})` : "";
+    return el("option", { value: String(place), selected: place === shown }, `${MARKS[one.worst[0]]} ${one.label}${axes}`.trim());
+  });
+  const choice = el("select", { "aria-label": "step and rank", onchange: () => showRank(Number(choice.value)) }, options);
+  return choice;
+}
+
+/**
+ * One level as a choice of all nodes beside it, which is filled when somebody reaches for it.
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {(node: number) => void} goTo
+ */
+function nodeLevel(graph, node, goTo) {
+  const choice = el("select", { "aria-label": levelName(graph, node), onchange: () => goTo(Number(choice.value)) }, optionOf(graph, node, node));
+  const fill = () => {
+    if (choice.options.length === 1) choice.replaceChildren(...besides(graph, node).map((one) => optionOf(graph, one, node)));
+  };
+  choice.addEventListener("pointerdown", fill);
+  choice.addEventListener("focus", fill);
+  return choice;
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ */
+function levelName(graph, node) {
+  const names = { [KIND.microStep]: "micro step", [KIND.section]: "direction", [KIND.module]: "module", [KIND.parameter]: "parameter" };
+  return names[graph.kinds[node]] ?? "call";
+}
+
+/**
+ * What stands beside a node and the node; of very many those that are wrong, and the first.
+ * @param {Graph} graph
+ * @param {number} node
+ */
+function besides(graph, node) {
+  const all = childrenOf(graph, graph.parents[node]);
+  if (all.length <= MOST) return all;
+  const wrong = all.filter((one) => graph.worst[one] > VERDICT.unmatched).slice(0, MOST);
+  return [...new Set([...wrong, ...all.slice(0, MOST - wrong.length), node])].sort((a, b) => a - b);
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {number} selected
+ */
+function optionOf(graph, node, selected) {
+  let wrong = 0;
+  for (let at = node; at < node + graph.sizes[node]; at++) if (graph.verdicts[at] >= VERDICT.error) wrong++;
+  const count = wrong ? ` · ${wrong.toLocaleString("en")}` : "";
+  return el("option", { value: String(node), selected: node === selected }, `${MARKS[graph.worst[node]]} ${nameOf(graph, node)}${count}`.trim());
+}

@@ -1,0 +1,94 @@
+// What is saved and copied: the picture, the selection as JSON, commands that go on from here.
+
+import { el } from "../dom.js";
+import { draw } from "./canvas.js";
+import { detailOf } from "./details.js";
+import { asSvg } from "./svg.js";
+import { pathOf, VERDICT } from "./skeleton.js";
+
+/** @import { Box, Graph } from "./types.js" */
+/** @import { Shape } from "./scene.js" */
+
+const SCALE = 2;
+const MOST_PIXELS = 12_000;
+const TENSORS = "dump_tensor_data";
+
+/**
+ * @param {string} name
+ * @param {Blob | null} blob
+ */
+function save(name, blob) {
+  if (!blob) return;
+  const link = el("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+/**
+ * @param {Shape[]} shapes
+ * @param {Box} area
+ * @param {Record<string, string>} palette
+ */
+export function saveSvg(shapes, area, palette) {
+  save("graph.svg", new Blob([asSvg(shapes, area, { font: palette.font, background: palette.page })], { type: "image/svg+xml" }));
+}
+
+/**
+ * With two pixels for each of the screen; fewer if the picture were too large.
+ * @param {Shape[]} shapes
+ * @param {Box} area
+ * @param {Record<string, string>} palette
+ */
+export function savePng(shapes, area, palette) {
+  const zoom = Math.min(SCALE, MOST_PIXELS / area.width, MOST_PIXELS / area.height);
+  const [width, height] = [Math.ceil(area.width * zoom), Math.ceil(area.height * zoom)];
+  const canvas = el("canvas", { width, height });
+  const context = canvas.getContext("2d");
+  if (!context) return;
+  context.fillStyle = palette.page;
+  context.fillRect(0, 0, width, height);
+  draw(context, shapes, { x: area.x + area.width / 2, y: area.y + area.height / 2, zoom }, { width, height, font: palette.font });
+  canvas.toBlob((blob) => save("graph.png", blob));
+}
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ */
+export function saveJson(graph, node) {
+  const names = Object.keys(VERDICT);
+  const error = graph.errors[node];
+  const known = {
+    dump: graph.dump, golden: graph.golden_dump || null, label: graph.label, path: pathOf(graph, node), key: graph.keys[node] || null,
+    verdict: names[graph.verdicts[node]], worst_within: names[graph.worst[node]], nodes: graph.sizes[node],
+    relative_error: Number.isFinite(error) ? error : null,
+    finding: graph.findings.find((one) => one.node === node)?.message ?? null, ...detailOf(graph, node),
+  };
+  save("node.json", new Blob([`${JSON.stringify(known, null, 1)}\n`], { type: "application/json" }));
+}
+
+/**
+ * The command that compares the tensors of a node element by element; "" if they were not saved.
+ * @param {Graph} graph
+ * @param {number} node
+ */
+export function diffCommand(graph, node) {
+  const rows = (detailOf(graph, node)?.rows ?? []).filter((row) => row.file && row.golden_file);
+  const worst = rows.find((row) => row.result === "error") ?? rows.find((row) => row.result === "warning") ?? rows[0];
+  if (!worst) return "";
+  return `trainermon tensor diff ${quoted(`${graph.dump}/${TENSORS}/${worst.file}`)} ${quoted(`${graph.golden_dump}/${TENSORS}/${worst.golden_file}`)}`;
+}
+
+/**
+ * The configuration of a PrecisionDebugger that saves the tensors of this call, on this step and rank.
+ * @param {Graph} graph
+ * @param {number} node
+ */
+export function collectConfig(graph, node) {
+  const chosen = { ...(graph.step === null ? {} : { step: [graph.step] }), ...(graph.rank === null ? {} : { rank: [graph.rank] }) };
+  const name = graph.keys[node].replace(/\.(forward|backward|parameters_grad)(\.\d+)?$/, "");
+  return JSON.stringify({ task: "tensor", dump_path: "tensors", level: "mix", ...chosen, tensor: { list: [name] } });
+}
+
+/** @param {string} text */
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
