@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from torch import Tensor
 from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
 from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER, DumpInfo
-from trainermon.dump.files.tensor_files import bytes_of, save_tensor
+from trainermon.dump.files.tensor_files import save_tensor
 from trainermon.dump.selection import NameSelection
 from trainermon.dump.statistics import has_elements
 from trainermon.dump.tensor_folder import TensorFolder
 from trainermon.dump.writer import DumpWriter
+from trainermon.statistics.crc32 import crc32
 
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}
 _SIDES |= {"output": "output", "output_kwargs": "output"}
@@ -164,7 +164,7 @@ def checksum(tensor: Tensor) -> str:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
-    return f"{zlib.crc32(bytes_of(plain)):08x}"
+    return f"{crc32(plain):08x}"
 
 
 def sliced(tensor: Tensor, slices: Sequence[TensorSlice]) -> Tensor:

@@ -24,7 +24,7 @@ def crc32(tensor: Tensor) -> int:
     compiled = _compiled()
     if compiled is not None and compiled.trainermon_crc32(tensor.data_ptr(), size, ctypes.byref(found)):
         return found.value
-    return zlib.crc32(ctypes.string_at(tensor.data_ptr(), size) if size else b"")
+    return zlib.crc32((ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b"")
 
 
 def moments_and_crc32(tensors: Sequence[Tensor]) -> tuple[list[list[float]], list[int]]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from trainermon.core.private_files import open_private
+from trainermon.statistics.crc32 import crc32
 from trainermon.statistics.layout import PLAIN_TYPES
 
 _STORAGES = {
@@ -76,7 +77,7 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
         return _save_any(dense.clone(), path)
     elements = bytes_of(dense)
-    head, tail = _around(dense, zlib.crc32(elements))
+    head, tail = _around(dense, crc32(dense))
     return _write_parts(path, (head, elements, tail))
 
 
