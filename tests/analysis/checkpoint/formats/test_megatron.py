@@ -222,3 +222,38 @@ def test_another_backend_is_refused(tmp_path):
 
     with pytest.raises(CheckpointError, match="names the backend 'zarr'"):
         open_checkpoint(tmp_path)
+
+
+def test_more_ranks_than_the_arguments_say_are_refused(tmp_path):
+    for rank in range(2):
+        args = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
+        save_rank(tmp_path, f"mp_rank_{rank:02d}", args, {"mlp.linear_fc2.weight": torch.zeros(2, 3)})
+
+    with pytest.raises(CheckpointError, match="has folders of 2 tp ranks, and its args say 1"):
+        open_checkpoint(tmp_path)
+
+
+def test_ranks_of_two_steps_are_refused(tmp_path):
+    for rank in range(2):
+        args = argparse.Namespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=1)
+        place = tmp_path / f"mp_rank_{rank:02d}"
+        place.mkdir()
+        state = {"args": args, "iteration": 5 + rank, "model": {"mlp.linear_fc2.weight": torch.zeros(2, 3)}}
+        torch.save(state, place / "model_optim_rng.pt")
+
+    with pytest.raises(CheckpointError, match="mp_rank_00 is of step 5, mp_rank_01 is of step 6"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.distributed
+def test_a_missing_file_of_the_optimizer_leaves_its_state_out(saved, tmp_path):
+    copied = shutil.copytree(saved / "bf16_ranks", tmp_path / "copied")
+    (copied / "iter_0000005" / "mp_rank_00_001" / "distrib_optim.pt").unlink()
+
+    found = open_checkpoint(copied)
+
+    assert found.tensors
+    assert not found.optimizer
+    assert found.notes == (
+        "the state of the optimizer is not read: mp_rank_00_001 has no distrib_optim.pt, copy it, too",
+    )

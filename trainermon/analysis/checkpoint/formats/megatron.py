@@ -8,7 +8,7 @@ tensor_parallel/layers.py, transformer/moe/experts.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,8 +104,9 @@ def open_megatron(folder: Path) -> Checkpoint:
     states = {name: _state(folder / name) for name in found}
     args = arguments(next(iter(states.values())).get("args"))
     ranks = [SavedRank(_place(found[name], args), name, state) for name, state in states.items()]
-    layout = {"tp": 1, "pp": 1, "ep": 1, **layout_of(ranks[0].state.get("args"))}
-    _refuse_missing(folder, ranks, layout)
+    said = layout_of(ranks[0].state.get("args"))
+    layout = {"tp": 1, "pp": 1, "ep": 1, **said}
+    _refuse_missing(folder, ranks, layout, said)
     step = _one_step(folder, ranks)
     parts = {rank: _chunks(rank.state) for rank in ranks}
     first_layers = _first_layers(parts)
@@ -185,8 +186,16 @@ def _place(match: re.Match[str], args: Mapping[str, Any]) -> RankPlace:
     return RankPlace(int(match[1]), second or 0, third or 0)
 
 
-def _refuse_missing(folder: Path, ranks: Iterable[SavedRank], layout: Mapping[str, int]) -> None:
+def _refuse_missing(
+    folder: Path, ranks: Sequence[SavedRank], layout: Mapping[str, int], said: Mapping[str, int]
+) -> None:
     found = {rank.place for rank in ranks}
+    for at, axis in enumerate(("tp", "pp", "ep")):
+        count = 1 + max(place[at] for place in found)
+        if axis in said and said[axis] < count:
+            raise CheckpointError(
+                f"{folder} has folders of {count} {axis} ranks, and its args say {said[axis]}: keep those of one run"
+            )
     sizes = [max(layout[axis], 1 + max(place[i] for place in found)) for i, axis in enumerate(("tp", "pp", "ep"))]
     for tp in range(sizes[0]):
         for pp in range(sizes[1]):

@@ -176,6 +176,7 @@ class _Model:
         by_expert: bool,
     ) -> None:
         self.tensors, self.args, self.degrees, self.by_expert = tensors, args, degrees, by_expert
+        self.sizes: dict[str, int] = {}
         self.layers: dict[int, list[str]] = {}
         for name in tensors:
             if match := _LAYER.fullmatch(name):
@@ -218,7 +219,7 @@ class _Model:
             for place in own:
                 names = self._names(place, first, count, is_last=is_last, apart=apart)
                 rank = place.group % (self.degrees.etp if place.optimizer else self.degrees.tp)
-                for name, where in zip(names, self._walk(names, buffers[place], rank), strict=True):
+                for name, where in zip(names, self._walk(names, buffers[place]), strict=True):
                     found[place, name, rank] = where
             first += count
         if first != len(self.layers):
@@ -232,14 +233,12 @@ class _Model:
         self, place: BufferPlace, buckets: Sequence[TensorPieces], first: int, *, is_last: bool, apart: bool
     ) -> int:
         """Return how many layers a stage has: as many as its buckets have elements for."""
+        total = sum(bucket.num_elements for bucket in buckets)
         for count in range(len(self.layers) - first + 1):
             names = self._names(place, first, count, is_last=is_last, apart=apart)
-            try:
-                self._walk(names, buckets, 0)
-            except UnknownLayoutError:
-                continue
-            return count
-        total = sum(bucket.num_elements for bucket in buckets)
+            rest = total - sum(map(self._size, names))
+            if 0 <= rest <= _ALIGNMENT * len(names) and self._fits(names, buckets):
+                return count
         raise UnknownLayoutError(
             f"buckets of rank {place.group} have {total:,} elements, which no number of layers from {first} on makes"
         )
@@ -267,14 +266,27 @@ class _Model:
                 kept.append(name)
         return kept
 
-    def _walk(self, names: Sequence[str], buckets: Sequence[TensorPieces], rank: int) -> list[BucketPlace]:
+    def _size(self, name: str) -> int:
+        """Return how many elements of a parameter each rank has."""
+        if name not in self.sizes:
+            shape = self.tensors[name].shape
+            self.sizes[name] = math.prod(_local_shape(shape, _split(name, shape, self.args, self.degrees), 0))
+        return self.sizes[name]
+
+    def _fits(self, names: Sequence[str], buckets: Sequence[TensorPieces]) -> bool:
+        try:
+            self._walk(names, buckets)
+        except UnknownLayoutError:
+            return False
+        return True
+
+    def _walk(self, names: Sequence[str], buckets: Sequence[TensorPieces]) -> list[BucketPlace]:
         """Return where parameters lie in buckets, the last one first."""
         begins = [{piece.region.starts[0] for piece in b.pieces if isinstance(piece.region, Box)} for b in buckets]
         found: list[BucketPlace] = []
         bucket, end = 0, 0
         for name in reversed(names):
-            shape = self.tensors[name].shape
-            size = math.prod(_local_shape(shape, _split(name, shape, self.args, self.degrees), rank))
+            size = self._size(name)
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             if end and buckets[bucket].num_elements in (end, start):
                 bucket, start = bucket + 1, 0

@@ -14,7 +14,7 @@ from typing import Any
 from trainermon.analysis.checkpoint.formats.arrays import item
 from trainermon.analysis.checkpoint.formats.dcp import METADATA, read_contents
 from trainermon.analysis.checkpoint.formats.inert import InertObject
-from trainermon.analysis.checkpoint.formats.megatron_buckets import UnknownLayoutError, by_name
+from trainermon.analysis.checkpoint.formats.megatron_buckets import by_name
 from trainermon.analysis.checkpoint.formats.regular_files import file_names, read_json
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.pieces import MAIN, Box, Checkpoint, Piece, TensorPieces
@@ -64,7 +64,7 @@ def open_megatron_dist(folder: Path) -> Checkpoint:
     if any(_BUCKET.fullmatch(name) for name in found.tensors):
         try:
             optimizer = by_name(tensors, optimizer, arguments(values.get("args")))
-        except UnknownLayoutError as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             flat = (f"the optimizer's state is in flat buckets, which do not name their parameters: {error}",)
     return Checkpoint(
         path=folder,
