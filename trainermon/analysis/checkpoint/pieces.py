@@ -50,7 +50,8 @@ class StoredArray:
     def array(self) -> Raw:
         """Return the elements, mapped read-only: numpy's dtypes as they are, the bits of others as unsigned integers.
 
-        Every call maps anew; the map ends with the array. `trainermon.analysis.tensor.dtypes.numbers` makes numbers.
+        Every call maps anew; the map ends with the array. If the file is cut while the array is looked at, the system
+        ends the process, as with any map. `trainermon.analysis.tensor.dtypes.numbers` makes numbers.
 
         Raises:
             CheckpointError: the file is gone, is no regular file, or has become too short.
