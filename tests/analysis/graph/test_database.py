@@ -1,5 +1,6 @@
 """`.vis.db` files: msprobe's become the graph of their dumps, and ours have its tables and our verdicts."""
 
+import contextlib
 import gzip
 import json
 import sqlite3
@@ -14,6 +15,7 @@ import pytest
 from trainermon.analysis.graph.database.details import details_of_database
 from trainermon.analysis.graph.database.reading import read_database
 from trainermon.analysis.graph.findings import NodeVerdict
+from trainermon.analysis.graph.page.output import write_page
 from trainermon.analysis.graph.reading import read_graphs
 from trainermon.analysis.graph.tree import read_tree
 from trainermon.cli import main
@@ -158,6 +160,20 @@ def test_another_file_is_refused(content, tmp_path):
 
     with pytest.raises(DumpError, match="is no graph of msprobe's"):
         list(read_database(path))
+
+
+@pytest.mark.parametrize(
+    "column", ["input_data", "matched_node_link", "parallel_merge_info", "up_node", "micro_step_id"]
+)
+@pytest.mark.parametrize("value", ["{", "null", "[1]", -1, "x", ""])
+def test_rows_that_are_damaged_are_refused_or_left_out(column, value, theirs, tmp_path):
+    path = theirs("compare")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE tb_nodes SET {column} = ? WHERE node_order % 3 = 0", (value,))
+
+    with contextlib.suppress(DumpError):
+        for graph in read_graphs(path):
+            write_page([graph], tmp_path / "graph.html", golden="", choice="all")
 
 
 def test_a_step_that_is_not_there_is_refused(theirs):

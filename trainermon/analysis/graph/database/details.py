@@ -45,17 +45,15 @@ def details_of_database(tree: GraphTree, path: Path, step: int, rank: int) -> No
 def _forms(path: Path, step: int, rank: int, source: str, key: str) -> tuple[dict[str, Any], Sequence[str]]:
     """Return what a node took and gave, by place; and the way to its counterpart."""
     with opened(path) as connection:
-        found = connection.execute(_NODE, (step, rank, source, key)).fetchone()
-    if found is None:
-        return {}, ()
-    inputs, outputs, link = (json.loads(text) if text else {} for text in found)
-    return {place[len(key) + 1 :]: form for place, form in {**inputs, **outputs}.items()}, link or ()
+        found = connection.execute(_NODE, (step, rank, source, key)).fetchone() or ("", "", "")
+        inputs, outputs, link = (json.loads(text) if text else {} for text in found)
+        return {place[len(key) + 1 :]: form for place, form in {**inputs, **outputs}.items()}, link or ()
 
 
 def _stacks(path: Path, step: int, rank: int) -> Mapping[str, Sequence[str]]:
     with opened(path) as connection:
-        found = connection.execute(_STACKS, (step, rank, TARGET)).fetchall()
-    return {key: [text for part in parts if part for text in json.loads(part)] for key, *parts in found}
+        found = connection.execute(_STACKS, (step, rank, TARGET))
+        return {key: [str(text) for part in parts if part for text in json.loads(part)] for key, *parts in found}
 
 
 def _row(place: str, form: Mapping[str, Any], golden: Mapping[str, Any] | None) -> dict[str, Any]:
