@@ -8,6 +8,7 @@ import pytest
 from trainermon import cli
 from trainermon.analysis.environment.compare import compare_packs
 from trainermon.analysis.environment.differences import DifferenceLevel
+from trainermon.analysis.environment.files import read_configuration
 from trainermon.analysis.environment.rules import LevelRule, LevelRules, read_rules
 from trainermon.analysis.environment.settings import same_value
 from trainermon.core.environment.pack import EnvironmentPack, write_pack
@@ -35,6 +36,27 @@ def test_the_screen_says_what_code_differs_by_the_first_digits_of_its_hashes(tmp
 
     assert cli.main(["env", "show", str(tmp_path / "a.zip"), "code"]) == 0
     assert one["file.train.sh"] in capsys.readouterr().out
+
+
+def test_hyperparameters_that_lightning_wrote_are_read_and_nothing_in_them_is_run(tmp_path):
+    """The text is that of lightning 2.6's `save_hparams_to_yaml`, but for the last line."""
+    path = tmp_path / "hparams.yaml"
+    path.write_text(
+        "betas: !!python/tuple\n- 0.9\n- 0.95\nlr: 0.0001\nns: !!python/object:argparse.Namespace\n  a: 1\n"
+        "path: !!python/object/apply:pathlib.PosixPath\n- /\n- data\n"
+        f"bad: !!python/object/apply:os.mkdir [{tmp_path}/made]\n"
+    )
+
+    found = read_configuration(path)
+
+    assert found == {
+        "betas": [0.9, 0.95],
+        "lr": 0.0001,
+        "ns.a": 1,
+        "path": ["/", "data"],
+        "bad": [f"{tmp_path}/made"],
+    }
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_side_that_set_a_variable_is_shown_as_that_side():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         PackError: It cannot be read, or is none of its kind.
     """
     try:
-        document = _toml(path) if path.suffix in TOML else read_document(path, is_yaml=path.suffix in YAML)
+        document = _toml(path) if path.suffix in TOML else _document(path, is_yaml=path.suffix in YAML)
     except (ConfigError, OSError, UnicodeError, ValueError, RecursionError) as error:
         raise PackError(f"{path}: {' '.join(str(error).split())}") from error
     if document is not None and not isinstance(document, Mapping):
@@ -43,6 +44,24 @@ def flattened(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from flattened(item, f"{name}.{number}" if name else str(number))
     elif name:
         yield name, list(value) if isinstance(value, tuple) else value
+
+
+def _document(path: Path, *, is_yaml: bool) -> Any:
+    if not is_yaml or importlib.util.find_spec("yaml") is None:
+        return read_document(path, is_yaml=is_yaml)
+    import yaml
+
+    class InertLoader(yaml.SafeLoader):
+        """Takes objects of Python, which Lightning writes (tuples, namespaces), as the values that they are made of."""
+
+    def plain(loader: Any, _kind: str, node: Any) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        is_list = isinstance(node, yaml.SequenceNode)
+        return loader.construct_sequence(node, deep=True) if is_list else loader.construct_scalar(node)
+
+    InertLoader.add_multi_constructor("tag:yaml.org,2002:python/", plain)
+    return read_document(path, is_yaml=True, loader=InertLoader)
 
 
 def _toml(path: Path) -> Any:
