@@ -120,6 +120,25 @@ def test_rounding_is_seen_where_the_numbers_are_stored_wide(tmp_path, kernel):
     assert whole.headline == "the same after rounding to bfloat16"
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_ones_are_no_rounded_weights_unless_others_are_rounded_too(tmp_path, turned):
+    trained = {"norm": 1 + noise(64) * np.float32(1e-4), "w": noise(50, 40)}
+    bits = trained["w"].view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    ones = np.ones(64, np.float32)
+
+    found = []
+    for number, w in enumerate((trained["w"], rounded)):
+        sides = [
+            checkpoint_of(tmp_path / f"{number}{name}", tensors)
+            for name, tensors in (("trained", trained), ("ones", {"norm": ones, "w": w}))
+        ]
+        whole = compare_checkpoints(*(reversed(sides) if turned else sides), options=ONE_JOB)
+        found.append({tensor.name: tensor.verdict.value for tensor in whole.tensors})
+
+    assert found == [{"norm": "different", "w": "identical"}, {"norm": "rounding", "w": "rounding"}]
+
+
 def test_the_same_values_in_another_type_are_identical(tmp_path, kernel):
     theirs = noise(50, 40, dtype=np.float16)
 

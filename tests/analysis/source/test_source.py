@@ -165,6 +165,12 @@ def test_a_file_without_calls_is_refused_and_those_with_calls_are_named(sound, c
     assert "model.py is none of the files with calls: expected one of" in capsys.readouterr().err
 
 
+def test_a_line_that_was_not_kept_is_refused_and_the_range_is_named(sound, capsys):
+    assert main(["source", str(sound), "--lines", "train.py:999"]) == 1
+    last = len(SCRIPT.splitlines())
+    assert f"train.py has no line kept near 999: expected one of those from 1 to {last}" in capsys.readouterr().err
+
+
 def test_the_lines_are_those_that_ran_although_the_file_has_gone(tmp_path):
     dumps = trained(tmp_path / "gone", SCRIPT)
     (directory,) = dumps.glob("step0/rank*")

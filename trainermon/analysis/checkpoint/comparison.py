@@ -89,7 +89,7 @@ def compare_checkpoints(
     found = CheckpointComparison(
         ours=_side(sides[0]),
         theirs=_side(sides[1]),
-        tensors=tuple(tensors),
+        tensors=tuple(_without_chance(tensors, options.rtol)),
         values=() if options.weights_only else tuple(value_differences(sides[0].values, sides[1].values)),
         notes=tuple(notes),
     )
@@ -304,7 +304,29 @@ def _verdict(
                     return WeightVerdict.ROUNDING, target, (f"{said} rounded to {target}",)
     if sums.nonfinite:
         return WeightVerdict.NONFINITE, None, ()
-    return (WeightVerdict.CLOSE if sums.relative <= rtol else WeightVerdict.DIFFERENT), None, ()
+    return _by_distance(sums.relative, rtol), None, ()
+
+
+def _without_chance(tensors: list[WeightComparison], rtol: float) -> Iterator[WeightComparison]:
+    """Yield the tensors; what is `rounding` in one number alone, and in no other tensor, is judged by its distance.
+
+    Norms that are all ones would else be rounded ones of any that were trained for some steps.
+    """
+    sure = {None, *(tensor.rounded_to for tensor in tensors if not tensor.rests_on_one_number)}
+    for tensor in tensors:
+        if tensor.rounded_to in sure or tensor.relative is None:
+            yield tensor
+            continue
+        yield replace(
+            tensor,
+            verdict=_by_distance(tensor.relative, rtol),
+            rounded_to=None,
+            notes=tuple(note for note in tensor.notes if not note.endswith(f" rounded to {tensor.rounded_to}")),
+        )
+
+
+def _by_distance(relative: float, rtol: float) -> WeightVerdict:
+    return WeightVerdict.CLOSE if relative <= rtol else WeightVerdict.DIFFERENT
 
 
 def _targets(wide: str, narrow: str) -> tuple[str, ...]:

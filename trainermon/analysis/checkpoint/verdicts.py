@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,17 @@ class WeightComparison:
     rounded_to: str | None = None
     hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def rests_on_one_number(self) -> bool:
+        """Whether `rounding` is told from elements that are all alike, in a type that holds more than they show.
+
+        Ones are what any weights near 1 give when they are rounded: that says little about where they come from.
+        """
+        if self.rounded_to is None or self.rounded_to in self.dtypes or not self.norms or not self.first_values:
+            return False
+        sides = zip(self.norms, self.first_values, strict=True)
+        return any(math.isclose(norm * norm, self.count * value * value, rel_tol=1e-9) for norm, value in sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from trainermon.analysis.graph.findings import NodeVerdict
 from trainermon.analysis.source.lines import LineCalls, by_gravity
 from trainermon.analysis.source.report import CodeDifference, SourceReport
 from trainermon.analysis.tensor.screen import printable
+from trainermon.core.errors import DumpError
 
 MARKS = {NodeVerdict.BLAMED: "▲", NodeVerdict.ERROR: "x", NodeVerdict.WARNING: "!", NodeVerdict.UNMATCHED: "+"}
 _MAX_WRONG = 20
@@ -23,7 +24,7 @@ def render(report: SourceReport, name: str | None) -> str:
     """Return the screen: of the lines at fault, or of every line of the file `name`, `FILE` or `FILE:LINE`.
 
     Raises:
-        DumpError: No call was made in that file.
+        DumpError: No call was made in that file, or nothing near that line was kept.
     """
     lines = [printable(report.sentence), ""]
     if report.differences:
@@ -68,6 +69,9 @@ def _annotated(report: SourceReport, name: str) -> Iterator[str]:
     at = int(number) if path and number.isdecimal() else None
     file = report.file_named(name if at is None else path)
     calls = {line.line: line for line in report.lines if line.file == file}
+    if at is not None and not any(abs(line - at) <= _AROUND for line in report.texts[file]):
+        kept = sorted(report.texts[file])
+        raise DumpError(f"{file} has no line kept near {at}: expected one of those from {kept[0]} to {kept[-1]}")
     before = 0
     yield printable(file)
     yield _head(report)
