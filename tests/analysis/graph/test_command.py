@@ -116,6 +116,16 @@ def test_names_cannot_drive_a_terminal(tmp_path, capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("stacks", ["[1]", '{"Torch.relu.0.forward": ["a line"]}'])
+def test_a_page_of_a_dump_with_damaged_stacks_is_refused_in_words(stacks, tmp_path, capsys):
+    data = {"Torch.relu.0.forward": forward(output=tensor())}
+    write_dump(tmp_path / "dump", data)
+    (tmp_path / "dump" / "stack.json").write_text(stacks)
+
+    assert main(["graph", str(tmp_path / "dump"), "-o", str(tmp_path / "page.html")]) == 1
+    assert "not laid out as a dump" in capsys.readouterr().err
+
+
 def test_a_dump_without_calls_says_so(tmp_path, capsys):
     write_dump(tmp_path / "dump", {})
 

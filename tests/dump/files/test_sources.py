@@ -163,7 +163,17 @@ def test_another_word_is_refused(tmp_path):
         dumped(torch.nn.Linear(4, 4), tmp_path / "out", source="whole")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"files": {"a": {}}}', '{"files": {}, "classes": {"A": [1]}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"files": {"a": {}}}',
+        '{"files": {}, "classes": {"A": [1]}}',
+        '{"files": {}, "classes": {"A": ["a", 1e999, 1]}}',
+    ],
+)
 def test_a_damaged_file_is_named(tmp_path, text):
     (tmp_path / "sources.json").write_text(text)
 

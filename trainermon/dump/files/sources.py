@@ -142,7 +142,7 @@ def read_sources(directory: Path) -> Sources:
         found = json.loads(path.read_bytes())
         files = {
             name: SourceFile(
-                file["sha256"],
+                str(file["sha256"]),
                 int(file["lines"]),
                 tuple(SourcePart(int(first), tuple(text.split("\n"))) for first, text in file["parts"]),
             )
@@ -152,7 +152,7 @@ def read_sources(directory: Path) -> Sources:
         classes = {name: ClassPlace(str(file), int(line), int(at)) for name, (file, line, at) in places}
     except FileNotFoundError:
         return NO_SOURCES
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DumpError(
             f"{path} cannot be read ({type(error).__name__}: {error}): it is damaged; delete it, and lines of code "
             "are taken from the files on this machine"

@@ -15,8 +15,8 @@ from trainermon.analysis.graph.calls import GraphCall
 from trainermon.analysis.graph.entries import read_entry
 from trainermon.analysis.graph.page.packing import as_number
 from trainermon.analysis.graph.tree import GraphTree, NodeSide
-from trainermon.dump.files.reader import load_partial
-from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, STACK_FILE
+from trainermon.dump.files.reader import read_stacks
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
 
 Details = dict[str, Any]
 Stacks = Mapping[str, Sequence[str]]
@@ -68,7 +68,7 @@ def details_alone(tree: GraphTree, directory: Path) -> NodeDetails:
         entry = read_entry(path, call.start, call.length)
         return [_row(row, None) for row in rows_of_entry(entry, call.direction)]
 
-    return NodeDetails(tree, rows, cache(lambda: _stacks(directory)))
+    return NodeDetails(tree, rows, cache(lambda: read_stacks(directory)))
 
 
 def details_against(tree: GraphTree, comparison: Comparison) -> NodeDetails:
@@ -80,15 +80,6 @@ def details_against(tree: GraphTree, comparison: Comparison) -> NodeDetails:
         return [] if result is None else [_compared(row) for row in result.rows]
 
     return NodeDetails(tree, rows, lambda: comparison.stacks)
-
-
-def _stacks(directory: Path) -> Stacks:
-    if (directory / DUMP_FILE).is_file():
-        path = directory / STACK_FILE
-        found = json.loads(path.read_bytes()).values() if path.is_file() else ()
-    else:
-        found = load_partial(directory / PARTIAL_FILE).stacks.values()
-    return {key: frames for keys, frames in found for key in keys}
 
 
 def _compared(row: ResultRow) -> dict[str, Any]:
