@@ -10,9 +10,11 @@ import pytest
 
 from trainermon.analysis.graph.findings import judge_alone
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.joining import join_modules
 from trainermon.analysis.graph.page.packing import PackedRank, pack
 from trainermon.analysis.graph.tree import read_tree
+from trainermon.dump.files.reader import read_stacks
 
 RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
 _TYPES: dict[str, Any] = {"u8": np.uint8, "i32": np.dtype("<i4"), "f32": np.dtype("<f4")}
@@ -21,13 +23,14 @@ _TYPES: dict[str, Any] = {"u8": np.uint8, "i32": np.dtype("<i4"), "f32": np.dtyp
 def _rank(name):
     directory = RECORDED / name / "step0" / "rank0"
     tree = read_tree(directory)
-    return PackedRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {})
+    lines = PageCode().add(tree, read_stacks(directory), directory, None)
+    return PackedRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines)
 
 
 def test_columns_are_where_the_header_says_and_equal_trees_are_there_once():
     ranks = [_rank(name) for name in ("sound", "faulty", "sound", "nan")]
 
-    packed = pack(ranks)
+    packed = pack(ranks, PageCode())
 
     (length,) = struct.unpack_from("<I", packed)
     head = json.loads(packed[4 : 4 + length], parse_constant=pytest.fail)

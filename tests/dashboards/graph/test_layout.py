@@ -16,8 +16,10 @@ from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.graph.findings import judge_alone
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import fold_children
+from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.packing import PackedRank, pack
 from trainermon.analysis.graph.tree import GraphTree, read_tree
+from trainermon.dump.files.reader import read_stacks
 
 pytestmark = pytest.mark.server
 
@@ -79,7 +81,10 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def _laid_out(page: Page, directory: Path, opened: Any = "all") -> tuple[GraphTree, Any]:
     tree = read_tree(directory)
-    packed = pack([PackedRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {})])
+    code = PageCode()
+    lines = code.add(tree, read_stacks(directory), directory, None)
+    rank = PackedRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines)
+    packed = pack([rank], code)
     return tree, page.evaluate(SCRIPT, [base64.b64encode(packed).decode(), opened])
 
 

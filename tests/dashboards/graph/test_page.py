@@ -23,7 +23,7 @@ def test_the_first_screen_shows_where_it_began(open_graph: OpenGraph) -> None:
     assert page.text_content(SELECTED) == "layers.1 Block"
     assert "is where it began" in page.text_content(".verdict")
     assert "what it gave to Module.layers.1.fc2" in page.text_content(".said").replace("W", "w", 1)
-    assert "record_with_msprobe.py" in page.text_content(".stack")
+    assert "record_with_msprobe.py" in page.text_content("#panel section")
 
 
 def test_what_is_not_finite_is_shown_without_another_dump(open_graph: OpenGraph) -> None:

@@ -79,7 +79,7 @@ def test_tensors_of_both_sides_are_fetched_once_when_their_node_is_chosen(server
 
     assert "layers.1" in str(page.text_content("#panel h2"))
     assert page.locator("#panel tr.golden").count() > 0
-    assert "record_with_msprobe.py" in str(page.text_content(".stack"))
+    assert "record_with_msprobe.py" in str(page.text_content("#panel section"))
     before = len(asked)
     for key in ("ArrowUp", "ArrowDown"):
         page.keyboard.press(key)
@@ -111,7 +111,7 @@ def test_hostile_text_stays_text_when_it_is_fetched(tmp_path: Path, page: Page) 
     (tmp_path / "dump" / "stack.json").write_text(json.dumps({"0": [[key], [f"File {HOSTILE}"]]}))
     with _serving(tmp_path, None) as server:
         page.goto(f"{server.url}#node=3")
-        expect(page.locator(".stack li")).to_have_text(f"File {HOSTILE}")
+        expect(page.locator("#panel .stack")).to_have_text(f"File {HOSTILE}")
 
         assert page.title() != "1"
         assert page.locator("img").count() == 0

@@ -142,7 +142,7 @@ def _named_as_msprobe(folder: Path, kind: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DumpError(
-            f"{folder} cannot be made ({error.strerror}): expected a folder, or a file {_ENDINGS}"
+            f"{folder} cannot be made ({error.strerror}): expected a folder, or {', '.join(_ENDINGS)}"
         ) from error
     return folder / f"{kind}_{time.strftime('%Y%m%d%H%M%S')}{SUFFIX}"
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +158,12 @@ def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
         return {key: tuple(frames) for keys, frames in stacks.values() for key in keys}
 
 
-def stack_of(stacks: Mapping[str, tuple[str, ...]], key: str) -> tuple[str, ...]:
+def stack_of(stacks: Mapping[str, Sequence[str]], key: str) -> tuple[str, ...]:
     """Return the lines of the script that made the call `key`, of `stacks` by key; of a backward those of its forward.
 
     Empty where they were not dumped.
     """
-    return stacks.get(key) or stacks.get(f".{FORWARD}".join(key.rsplit(f".{BACKWARD}", 1)), ())
+    return tuple(stacks.get(key) or stacks.get(f".{FORWARD}".join(key.rsplit(f".{BACKWARD}", 1)), ()))
 
 
 def load_partial(path: Path) -> RawDump:

@@ -96,7 +96,7 @@ def parse_frame(text: str) -> SourceFrame | None:
 
 def is_library(file: str) -> bool:
     """Return whether a file, by its path, belongs to an installed package, and not to the user's own code."""
-    return any(part in file for part in _LIBRARIES)
+    return any(part in f"/{file}" for part in _LIBRARIES)
 
 
 def sources_text(frames: Iterable[str], classes: Iterable[type], *, whole_files: bool) -> str:

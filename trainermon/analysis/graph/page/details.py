@@ -15,7 +15,7 @@ from trainermon.analysis.graph.calls import GraphCall
 from trainermon.analysis.graph.entries import read_entry
 from trainermon.analysis.graph.page.packing import as_number
 from trainermon.analysis.graph.tree import GraphTree, NodeSide
-from trainermon.dump.files.reader import read_stacks
+from trainermon.dump.files.reader import read_stacks, stack_of
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
 
 Details = dict[str, Any]
@@ -44,7 +44,7 @@ class NodeDetails(NamedTuple):
         node = self.tree.nodes[place]
         if node.call is None or node.slot:
             return None
-        frames = () if node.side is NodeSide.GOLDEN else self.stacks().get(node.call.key, ())
+        frames = () if node.side is NodeSide.GOLDEN else stack_of(self.stacks(), node.call.key)
         return {"rows": self.rows(node.call, node.side), "stack": [" ".join(frame.split()) for frame in frames]}
 
     def json_of(self, place: int) -> bytes | None:

@@ -11,6 +11,7 @@ from trainermon.analysis.compare.merging.splits import layout_at
 from trainermon.analysis.graph.database.details import details_of_database
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
 from trainermon.analysis.graph.page.packing import PackedRank, pack
 from trainermon.analysis.graph.page.page import render_page
@@ -42,8 +43,10 @@ def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: 
         DumpError: The file cannot be written, or a dump has changed since it was read.
     """
     served = choice == BESIDE
-    ranks = [_packed(one, details_of(one).among(_detailed(one, choice, len(graphs)))) for one in graphs]
-    page = render_page(_title(graphs), pack(ranks, golden, served=served), served=served)
+    code = PageCode()
+    details = (details_of(one).among(_detailed(one, choice, len(graphs))) for one in graphs)
+    ranks = [_packed(one, found, code, served=served) for one, found in zip(graphs, details, strict=True)]
+    page = render_page(_title(graphs), pack(ranks, code, golden, served=served), served=served)
     try:
         if served:
             replace_file(path.with_suffix(DETAILS_SUFFIX), pack_details(_all_details(graphs)))
@@ -58,7 +61,9 @@ def open_server(graphs: Sequence[DumpGraph], address: str, *, golden: str, in_br
     Raises:
         DumpError: It cannot listen there.
     """
-    page = render_page(_title(graphs), pack([_packed(one, {}) for one in graphs], golden, served=True), served=True)
+    code = PageCode()
+    ranks = [_packed(one, {}, code, served=True) for one in graphs]
+    page = render_page(_title(graphs), pack(ranks, code, golden, served=True), served=True)
     host, port = _address(address)
     try:
         server = GraphServer(page, [details_of(one) for one in graphs], host=host, port=port)
@@ -93,7 +98,8 @@ def details_of(graph: DumpGraph) -> NodeDetails:
     return details_against(graph.tree, graph.comparison)
 
 
-def _packed(graph: DumpGraph, details: Mapping[str, Any]) -> PackedRank:
+def _packed(graph: DumpGraph, details: Mapping[str, Any], code: PageCode, *, served: bool) -> PackedRank:
+    shown = None if served else {frame for detail in details.values() for frame in detail["stack"]}
     return PackedRank(
         label=graph.label,
         dump=str(graph.directory),
@@ -101,6 +107,7 @@ def _packed(graph: DumpGraph, details: Mapping[str, Any]) -> PackedRank:
         found=graph.found,
         flow=find_flow(graph.tree),
         details=details,
+        lines=code.add(graph.tree, details_of(graph).stacks(), graph.directory, shown),
         step=graph.step,
         rank=graph.rank,
         axes=_axes(graph.directory),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainermon.analysis.graph.findings import GraphFindings, worst_within
 from trainermon.analysis.graph.flow import FlowSummary
+from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.measures import measure
 from trainermon.analysis.graph.tree import GraphTree
 from trainermon.dump.files.records import BACKWARD, FORWARD
@@ -34,6 +35,7 @@ class PackedRank(NamedTuple):
         found: What is wrong with it.
         flow: The edges.
         details: The tensors of nodes, by their index as text.
+        lines: int32 [n]: numbers of the lines of code that made the nodes' calls; -1: not known.
         step: None: not known.
         rank: Likewise.
         axes: Where the rank stands in the job, as `tp 1, pp 0`; "": not known.
@@ -46,6 +48,7 @@ class PackedRank(NamedTuple):
     found: GraphFindings
     flow: FlowSummary
     details: Mapping[str, Any]
+    lines: NDArray[np.int32]
     step: int | None = None
     rank: int | None = None
     axes: str = ""
@@ -74,13 +77,13 @@ class ColumnBody:
         return self._offsets[digest]
 
 
-def pack(ranks: Sequence[PackedRank], golden: str = "", *, served: bool = False) -> bytes:
+def pack(ranks: Sequence[PackedRank], code: PageCode, golden: str = "", *, served: bool = False) -> bytes:
     """Return the bytes that `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
 
-    What ranks have in common, tree and edges, is there once for all that have the same; so is any column, so that equal
-    offsets mean equal columns. `golden` is the folder that
-    they were held against. Where the page is `served`, it asks for details that it has not by their number: that of the
-    node, counted through all ranks.
+    `code` is that of all ranks. What ranks have in common, tree and edges, is there once for all that have the same; so
+    is any column, so that equal offsets mean equal columns. `golden` is the folder that they were held against. Where
+    the page is `served`, it asks for details that it has not by their number: that of the node, counted through all
+    ranks.
     """
     body = ColumnBody()
     skeletons: dict[bytes, int] = {}
@@ -95,7 +98,15 @@ def pack(ranks: Sequence[PackedRank], golden: str = "", *, served: bool = False)
             known.append({**texts, "columns": body.add(columns)})
         members.append({**_member(rank, skeletons[digest], body), "first_detail": num_details})
         num_details += len(rank.tree.nodes)
-    head = {"version": VERSION, "golden": golden, "served": served, "skeletons": known, "members": members}
+    head = {
+        "version": VERSION,
+        "golden": golden,
+        "served": served,
+        "line_texts": list(code.lines),
+        "code": code.excerpts,
+        "skeletons": known,
+        "members": members,
+    }
     text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
     return struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % _ALIGNMENT) + bytes(body.content)
 
@@ -118,6 +129,7 @@ def _member(rank: PackedRank, skeleton: int, body: ColumnBody) -> dict[str, Any]
         "growths": measures.growths,
         "num_bytes": measures.num_bytes,
         "dtypes": measures.dtypes,
+        "lines": rank.lines,
     }
     return {
         "label": rank.label,

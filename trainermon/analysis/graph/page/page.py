@@ -58,6 +58,7 @@ aria-label="the calls; use the arrow keys"></ul><canvas id="graph" aria-hidden="
 <dialog id="help"><h2>Keys</h2><dl id="keys"></dl>
 <p class="dim">Click selects, double click unfolds, right click says what can be done; drag or the wheel moves,
 Ctrl and the wheel zooms. Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>,
-<code>class:Linear</code>, <code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>.</p>
+<code>class:Linear</code>, <code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>,
+<code>line:model.py:118</code>.</p>
 <form method="dialog"><button>close</button></form></dialog>
 """

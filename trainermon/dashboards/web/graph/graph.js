@@ -1,9 +1,8 @@
 // The page of a graph: reads its data, shows what the address asks for, or where something began.
 
 import { byId, setText } from "../dom.js";
-import { actionsOf } from "./actions.js";
 import { GraphView } from "./graphview.js";
-import { listenToKeys, showKeys } from "./keys.js";
+import { actionsOf, listenToKeys, showKeys } from "./keys.js";
 import { unpack } from "./skeleton.js";
 import { placeAt } from "./stepmap.js";
 

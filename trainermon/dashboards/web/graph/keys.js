@@ -1,8 +1,55 @@
 // What each key does; the same table is shown as help.
 
 import { el } from "../dom.js";
+import { MODES } from "./colouring.js";
+import { worstWithin } from "./skeleton.js";
+
+/** @import { GraphView } from "./graphview.js" */
 
 /** @typedef {{keys: string[], text: string, run: (key: string) => void}} KeyAction */
+
+const PAN = 60;
+
+/**
+ * @param {GraphView} view
+ * @returns {KeyAction[]}
+ */
+export function actionsOf(view) {
+  const { pane } = view;
+  return [
+    { keys: ["n"], text: "next finding, or hit of the search", run: () => view.stepFinding(1) },
+    { keys: ["p"], text: "previous finding, or hit", run: () => view.stepFinding(-1) },
+    { keys: ["o"], text: "to the origin: the first finding", run: () => ((view.finding = -1), view.stepFinding(1)) },
+    { keys: ["ArrowDown"], text: "next beside it", run: () => view.stepSibling(1) },
+    { keys: ["ArrowUp"], text: "previous beside it", run: () => view.stepSibling(-1) },
+    { keys: ["ArrowLeft"], text: "what it is in", run: () => view.graph.parents[view.selected] >= 0 && view.goTo(view.graph.parents[view.selected]) },
+    { keys: ["ArrowRight"], text: "the first within it", run: () => view.graph.sizes[view.selected] > 1 && view.goTo(view.selected + 1) },
+    { keys: ["Enter"], text: "unfold, fold", run: () => pane.toggle(view.selected) },
+    { keys: ["Shift+Enter"], text: "to the worst within", run: () => view.goTo(worstWithin(view.graph, view.selected)) },
+    { keys: ["i"], text: "to what gives it a value", run: () => view.follow("producers") },
+    { keys: ["u"], text: "to what takes its value", run: () => view.follow("consumers") },
+    { keys: ["["], text: "the micro step before", run: () => view.stepMicro(-1) },
+    { keys: ["]"], text: "the next micro step", run: () => view.stepMicro(1) },
+    { keys: [","], text: "the rank before", run: () => view.showRank(view.shown - 1) },
+    { keys: ["."], text: "the next rank", run: () => view.showRank(view.shown + 1) },
+    { keys: ["f"], text: "forward alone; again: both", run: () => view.showDirection(1) },
+    { keys: ["b"], text: "backward alone; again: both", run: () => view.showDirection(2) },
+    { keys: ["1", "2", "3", "4", "5", "6"], text: `colour by ${MODES.join(", ")}`, run: (key) => view.colourBy(MODES[Number(key) - 1]) },
+    { keys: ["/"], text: "search", run: () => view.search.focus() },
+    { keys: ["0"], text: "show all", run: () => pane.fit(pane.boxes[0]) },
+    { keys: ["z"], text: "fit the selection", run: () => pane.fit(pane.boxOf(view.selected)) },
+    { keys: ["+", "="], text: "closer", run: () => pane.zoom(1.25) },
+    { keys: ["-"], text: "further away", run: () => pane.zoom(0.8) },
+    { keys: ["w"], text: "move up", run: () => pane.pan(0, -PAN) },
+    { keys: ["s"], text: "move down", run: () => pane.pan(0, PAN) },
+    { keys: ["a"], text: "move left", run: () => pane.pan(-PAN, 0) },
+    { keys: ["d"], text: "move right", run: () => pane.pan(PAN, 0) },
+    { keys: ["x", "Shift+F10", "ContextMenu"], text: "what can be done with it", run: () => view.openMenu() },
+    { keys: ["e"], text: "save: SVG, PNG, JSON", run: () => view.openExport() },
+    { keys: ["c"], text: "copy the address of the selection", run: () => void navigator.clipboard?.writeText(location.href) },
+    { keys: ["?"], text: "this help", run: () => view.help.showModal() },
+  ];
+}
 
 /**
  * @param {KeyAction[]} actions

@@ -1,6 +1,7 @@
 // What is known of the selected node: its tensors on both sides, why it is judged so, and the lines that called it.
 
 import { el } from "../dom.js";
+import { stackSection } from "./code.js";
 import { askFor, canAsk, detailOf } from "./details.js";
 import { rankTable } from "./rankpanel.js";
 import { classOf, KIND, nameOf, pathOf } from "./skeleton.js";
@@ -52,7 +53,7 @@ function tensors(graph, node, detail) {
   const rows = detail ? ownRows(graph, node, detail.rows) : [];
   return [
     rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail))),
-    detail?.stack.length ? el("section", {}, el("h3", {}, "Called in"), el("ol", { cls: "stack" }, detail.stack.map((frame) => el("li", {}, frame)))) : null,
+    detail?.stack.length ? stackSection(graph, detail.stack) : null,
   ];
 }
 

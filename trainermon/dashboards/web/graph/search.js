@@ -1,4 +1,4 @@
-// Finds nodes by words: a part of the name or path, `*` patterns, and `verdict:`, `class:`, `kind:`.
+// Finds nodes by words: a part of the name or path, `*` patterns, and `verdict:`, `class:`, `kind:`, `line:`.
 
 import { classOf, KIND, pathOf, VERDICT } from "./skeleton.js";
 
@@ -35,6 +35,10 @@ function testFor(graph, word) {
   const matches = matcher(value);
   if (name === "dtype") return (node) => matches(graph.dtype_names[graph.dtypes[node] - 1] ?? "");
   if (name === "class") return (node) => matches(classOf(graph, node).toLowerCase());
+  if (name === "line") {
+    const hit = graph.line_texts.map((text) => text.toLowerCase().endsWith(value) && !/[\w-]/.test(text.at(-value.length - 1) ?? ""));
+    return (node) => hit[graph.lines[node]] ?? false;
+  }
   const known = graph.texts.map((text) => matches(text.toLowerCase()));
   return (node) => known[graph.names[node]] || (value.includes(" > ") && matches(pathOf(graph, node).toLowerCase()));
 }

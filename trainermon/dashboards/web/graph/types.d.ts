@@ -24,6 +24,9 @@ export interface DetailRow {
   golden_file?: string;
 }
 
+/** Number of the first line that was kept around a frame, that of the frame, and the lines. */
+export type KeptCode = [number, number, string[]];
+
 export interface NodeDetail {
   rows: DetailRow[];
   stack: string[];
@@ -57,6 +60,8 @@ export interface GraphHeader {
   version: number;
   golden: string;
   served: boolean;
+  line_texts: string[];
+  code: Record<string, KeptCode>;
   skeletons: SharedTree[];
   members: RankHeader[];
 }
@@ -67,6 +72,11 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   keys: string[];
   golden: string;
   served: boolean;
+  /** Lines of code, as `/a/model.py:118`. */
+  line_texts: string[];
+  code: Record<string, KeptCode>;
+  /** Number of the line that made the call of each node; -1: not known. */
+  lines: Int32Array;
   count: number;
   sizes: Int32Array;
   parents: Int32Array;

@@ -1,0 +1,84 @@
+"""The code behind a call, on the page of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.analysis.source.trained_script import RELU, SCRIPT, line_of, trained
+from trainermon.cli import main
+
+pytestmark = pytest.mark.server
+
+HOSTILE = SCRIPT.replace("self.fc2(h) + x", "self.fc2(h) + x  # </script><img src=x onerror=document.title='x'>")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of a dump whose script has gone since."""
+    folder = tmp_path_factory.mktemp("code")
+    dumps = trained(folder / "run", HOSTILE)
+    (folder / "run" / "train.py").unlink()
+    main(["graph", str(dumps), "-o", str(folder / "graph.html")])
+    return folder / "graph.html"
+
+
+@pytest.fixture
+def page(browser: Browser, file: Path) -> Iterator[Page]:
+    complaints: list[str] = []
+    page = browser.new_page(viewport={"width": 1300, "height": 800})
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"file://{file}")
+    page.wait_for_selector("body[data-ready]")
+    yield page
+    page.close()
+    assert complaints == []
+
+
+def found_by(page: Page, words: str) -> str:
+    """Search, go to the first hit, and return how many there are."""
+    page.fill("#search", words)
+    found = page.text_content("#finding")
+    page.press("#search", "Enter")
+    return found
+
+
+def test_the_line_of_a_call_is_shown_among_its_neighbours(page: Page) -> None:
+    found_by(page, "relu")
+
+    number = line_of(HOSTILE, "torch.relu(h)")
+    assert page.text_content("#panel details[open] summary") == f"train.py:{number} in forward"
+    assert page.text_content("#panel .code .hit").removeprefix(str(number)) == RELU
+    shown = page.eval_on_selector_all("#panel details[open] pre div", "rows => rows.map((row) => row.textContent)")
+    lines = HOSTILE.splitlines()
+    assert shown == [f"{at}{lines[at - 1] or ' '}" for at in range(number - 5, number + 6)]
+
+
+def test_a_backward_has_the_line_of_its_forward(page: Page) -> None:
+    found_by(page, "relu")
+    first = page.text_content("#panel .code .hit")
+    for _ in range(3):
+        page.press("#search", "Enter")
+
+    assert "backward" in page.text_content("#panel dl")
+    assert page.text_content("#panel .code .hit") == first
+
+
+def test_a_line_finds_its_calls(page: Page) -> None:
+    number = line_of(HOSTILE, "torch.relu(h)")
+
+    assert found_by(page, f"line:train.py:{number}") == "6 found"  # forward and backward of three blocks
+    assert page.text_content("#panel h2").strip() == "relu"
+    assert found_by(page, f"line:rain.py:{number}") == "0 found"
+    assert found_by(page, "line:train.py:1") == "0 found"
+
+
+def test_code_is_text(page: Page) -> None:
+    found_by(page, f"line:train.py:{line_of(HOSTILE, 'self.fc2(h)')}")
+
+    assert "onerror" in page.text_content("#panel .code .hit")
+    assert page.query_selector("#panel img") is None
+    assert page.title() != "x"
