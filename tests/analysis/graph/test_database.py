@@ -176,6 +176,17 @@ def test_rows_that_are_damaged_are_refused_or_left_out(column, value, theirs, tm
             write_page([graph], tmp_path / "graph.html", golden="", choice="all")
 
 
+def test_a_rank_cannot_drive_a_terminal_or_a_document(theirs, tmp_path, capsys):
+    path = theirs("build")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE tb_nodes SET rank = ?", ("\x1b[2J<b>",))
+
+    main(["graph", str(path), "-o", str(tmp_path / "graph.md")])
+
+    assert "\x1b" not in capsys.readouterr().out
+    assert "<b>" not in (tmp_path / "graph.md").read_text()
+
+
 def test_a_step_that_is_not_there_is_refused(theirs):
     with pytest.raises(DumpError, match="expected one of step0 rank0"):
         list(read_graphs(theirs("build"), step=3))

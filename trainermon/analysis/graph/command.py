@@ -182,7 +182,10 @@ def _write_markdown(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> No
 def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
     lines = []
     if len(graphs) > 1:
-        rows = [(one.label, f"{len(one.tree.nodes):,}", printable(one.found.sentence)) for one in graphs[:MAX_NAMED]]
+        rows = [
+            (printable(one.label), f"{len(one.tree.nodes):,}", printable(one.found.sentence))
+            for one in graphs[:MAX_NAMED]
+        ]
         lines += [*table(("dump", "nodes", "what is wrong"), rows, left=3), ""]
         if len(graphs) > MAX_NAMED:
             lines[-1:] = [f"  and {len(graphs) - MAX_NAMED} more", ""]
@@ -193,7 +196,7 @@ def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
     levels = overflow_levels(shown.tree) if overflow else None
     if levels is not None:
         lines[-1:] = [overflow_sentence(shown.tree, levels), ""]
-    lines.append(f"{printable(shown.tree.nodes[0].name)}, {shown.label}: {len(shown.tree.nodes):,} nodes")
+    lines.append(f"{printable(shown.tree.nodes[0].name)}, {printable(shown.label)}: {len(shown.tree.nodes):,} nodes")
     return "\n".join(lines) + "\n" + _tree(shown, depth, colour=is_bold, levels=levels)
 
 

@@ -46,7 +46,7 @@ def _lines(graph: DumpGraph, details: NodeDetails, screen: str, golden: str) -> 
     against = f" against {_code(golden)}" if golden else ""
     yield f"**{_text(graph.found.sentence)}**"
     yield ""
-    yield f"{_code(str(graph.directory))}{against}: {_text(graph.tree.nodes[0].name)}, {graph.label}."
+    yield f"{_code(str(graph.directory))}{against}: {_text(graph.tree.nodes[0].name)}, {_text(graph.label)}."
     if graph.found.findings:
         yield from _table("Where it began", ("place", "what", "relative difference"), _began(graph))
         yield from _table("How it went on", ("call", "relative difference"), _went_on(graph))
