@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -217,6 +218,23 @@ def test_a_full_disk_costs_one_entry(tmp_path, monkeypatch):
 
     assert (info.errors, info.first_error) == (1, "OSError: full")
     assert [entry.key for entry in read_dump(tmp_path).entries] == [KEY, "Module.next.Linear.forward.0"]
+
+
+def test_a_full_disk_leaves_no_half_of_the_sources(tmp_path):
+    code = tmp_path / "long.py"
+    code.write_text(f"x = {'1' * 90}\n" * 190)
+    writer = DumpWriter(tmp_path / "dump", DumpInfo())
+    add(writer, torch.ones(2), stack=[f"File {code}, line 1, in f, \n x"])
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, usual[1]))
+    try:
+        info = writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+    assert "File too large" in info.first_error
+    assert not (tmp_path / "dump/sources.json").exists()
+    assert [entry.key for entry in read_dump(tmp_path / "dump").entries] == [KEY]
 
 
 def test_a_tensor_that_cannot_be_saved_keeps_its_statistics(tmp_path, monkeypatch):

@@ -253,6 +253,8 @@ class DumpWriter:
             text = sources_text(self._tree.frames(), self._classes, whole_files=self.source is SourceMode.FILES)
             _write(self.directory / SOURCES_FILE, text)
         except Exception as error:  # noqa: BLE001  # whatever a loader of the user's raises, the numbers are there
+            with contextlib.suppress(OSError):
+                (self.directory / SOURCES_FILE).unlink()  # a full disk may have cut it off
             self.count_error(error)
 
     def _plain_info(self) -> dict[str, Any]:

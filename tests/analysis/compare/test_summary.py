@@ -91,6 +91,16 @@ def test_a_screen_tells_how_much_it_leaves_out():
     assert [text.strip() for text in lines if "more" in text] == ["and 3 more", "and 3 more"]
 
 
+def test_nothing_that_a_file_names_drives_the_terminal():
+    evil = "a\033]0;x\007\nb"
+    one = outcome(evil, headline=evil, blamed=((evil, evil),), within=(evil,), called_in=evil, notes=(evil,))
+
+    shown = render_text([one, one], colour=False)
+
+    assert {letter for letter in shown if not letter.isprintable()} == {"\n"}
+    assert r"note      a\x1b]0;x\x07\nb" in shown.splitlines()
+
+
 def test_of_many_dumps_those_to_blame_come_first_and_the_rest_are_counted():
     blamed = (("Module.fc.Linear.forward.0", "odd"),)
     several = [outcome(f"step{number}") for number in range(13)] + [outcome("step13", blamed=blamed)]

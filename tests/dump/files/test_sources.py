@@ -193,6 +193,15 @@ def test_a_loader_that_fails_costs_the_sources_alone(long_model, tmp_path, monke
     assert load_raw(directory).data
 
 
+@pytest.mark.parametrize("module", [None, 3, property()])
+def test_a_class_without_the_name_of_a_module_costs_itself_alone(long_model, module):
+    odd = type("Odd", (torch.nn.Module,), {"__module__": module})
+
+    found = json.loads(sources_text([], [odd, long_model[0].Gate], whole_files=False))
+
+    assert list(found["classes"]) == ["Gate"]
+
+
 @pytest.mark.parametrize("text", ["File /etc/passwd, line 1, in f, \n root", "File /a/b.txt, line 1, in f", "nonsense"])
 def test_only_python_is_kept(text, tmp_path):
     assert json.loads(sources_text([text], (), whole_files=True))["files"] == {}

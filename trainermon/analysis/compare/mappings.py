@@ -27,6 +27,7 @@ MAX_BYTES = 1 << 20
 
 _OLD_TOP_LAYER = "Cell"
 _MAX_PLACES = 1 << 16
+_MAX_WILDCARDS = 4  # the time to fit a name grows with its length to the power of them
 _SIDES = (("args", "input"), ("output", "output"), ("parameters", "parameters"), ("parameters_grad", ""))
 _SPELLINGS = {"ms_outputs": "ms_output", "pt_outputs": "pt_output"}
 _RULE_KEYS = {"ms_api", "pt_api", *(f"{side}_{word}" for side in ("ms", "pt") for word, _ in _SIDES)}
@@ -180,6 +181,11 @@ def _join_rule(number: int, rule: Any) -> JoinRule:
     if len(wildcards) > 1:
         raise ConfigError(
             f"rule {number}: its paths have {sorted(wildcards)} times `*`, expected the same number in all"
+        )
+    if max(wildcards) > _MAX_WILDCARDS:
+        raise ConfigError(
+            f"rule {number}: its paths have {max(wildcards)} times `*`, expected at most {_MAX_WILDCARDS}: write out "
+            "parts of the names instead, or one rule for each"
         )
     order = rule.get("order", "same")
     if order not in ("same", "other"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
+from trainermon.analysis.tensor.screen import printable
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 
@@ -110,10 +111,10 @@ def failed(target: Path, golden: Path, label: str, failure: str) -> ComparisonOu
 
 def render_text(outcomes: Sequence[ComparisonOutcome], *, colour: bool = False) -> str:
     """Return the summary of all comparisons for a terminal, at most 40 lines."""
-    lines: list[str] = []
-    if len(outcomes) > 1:
-        lines += list(_overview(outcomes))
-    lines += list(_one(first_different(outcomes), bold=colour))
+    shown = first_different(outcomes)
+    overview = list(map(printable, _overview(outcomes))) if len(outcomes) > 1 else []
+    title = printable(shown.headline)
+    lines = [*overview, f"\033[1m{title}\033[0m" if colour else title, "", *map(printable, _details(shown))]
     return "\n".join(lines[:_MAX_LINES]) + "\n"
 
 
@@ -238,9 +239,7 @@ def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:
     yield ""
 
 
-def _one(outcome: ComparisonOutcome, *, bold: bool) -> Iterator[str]:
-    yield f"\033[1m{outcome.headline}\033[0m" if bold else outcome.headline
-    yield ""
+def _details(outcome: ComparisonOutcome) -> Iterator[str]:
     yield f"target    {outcome.target}"
     yield f"golden    {outcome.golden}"
     yield f"mode      {outcome.mode}{f', {outcome.label}' if outcome.label else ''}"

@@ -228,10 +228,11 @@ def _class_places(classes: Iterable[type]) -> dict[str, ClassPlace]:
     """Return where the classes stand, by name; neither of two with one name, and none of torch's own."""
     found: dict[str, ClassPlace | None] = {}
     for each in set(classes):
-        if each.__module__.partition(".")[0] == "torch":
+        module: object = each.__module__  # a class may have set it to anything
+        if not isinstance(module, str) or module.partition(".")[0] == "torch":
             continue
         code = getattr(each.__dict__.get("forward"), "__code__", None)
-        file = getattr(sys.modules.get(each.__module__), "__file__", None) if code is None else code.co_filename
+        file = getattr(sys.modules.get(module), "__file__", None) if code is None else code.co_filename
         line = _parsed("\n".join(_lines(file))).classes.get(each.__qualname__) if isinstance(file, str) else None
         if line is not None:
             place = ClassPlace(str(file), line, 0 if code is None else code.co_firstlineno)

@@ -35,6 +35,7 @@ from trainermon.analysis.source.excerpts import excerpt
 from trainermon.cli import main
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.dump.debugger import PrecisionDebugger
+from trainermon.dump.files.sources import NO_SOURCES
 from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[2J\u202e"
@@ -337,6 +338,19 @@ def test_the_elements_around_the_first_bad_one_are_shown(tmp_path, capsys):
     assert "dimension 0: 1 of 20 indices: 17" in page.text
     assert ("class", "bad") in page.attributes
     assert "assert main" not in page.text
+
+
+def test_damaged_sources_cost_neither_the_stack_nor_the_tensor(tmp_path):
+    dumped_run(tmp_path)
+    store(tmp_path, {5: {0: {LOSS: moments(1.0, nans=4)}}})
+    found = diagnose(tmp_path)
+    whole = look(tmp_path, found)
+    (sources,) = tmp_path.rglob("sources.json")
+    sources.write_text(sources.read_text()[:50])
+
+    assert whole.stack
+    assert whole.tensor is not None
+    assert look(tmp_path, found) == dataclasses.replace(whole, sources=NO_SOURCES)
 
 
 class Lossy(torch.autograd.Function):

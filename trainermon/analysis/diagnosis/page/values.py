@@ -57,15 +57,18 @@ class DumpView:
 def look(run_dir: Path, diagnosis: Diagnosis) -> DumpView:
     """Read call stack and tensor of the first bad call from the dump in which the fault arose.
 
-    Empty if it cannot be read.
+    Empty if it cannot be read; without its sources if those alone cannot.
     """
     if diagnosis.dump is None:
         return DumpView()
     try:
         dump = read_dump(run_dir / diagnosis.dump)
-        sources = read_sources(dump.directory)
     except DumpError:
         return DumpView()
+    try:
+        sources = read_sources(dump.directory)
+    except DumpError:
+        sources = NO_SOURCES
     entries = [entry for entry in dump.entries if (entry.module, entry.call) == (diagnosis.module, diagnosis.call)]
     stack = next((entry.stack for entry in entries if entry.stack), ())
     return DumpView(stack=stack, sources=sources, tensor=_tensor(dump, entries, diagnosis))

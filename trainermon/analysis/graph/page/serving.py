@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import sys
 from bisect import bisect_right
@@ -21,6 +22,7 @@ from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEAD
 LOOPBACK = "127.0.0.1"
 DETAILS = "details/"
 _READ_LIMIT_S = 10.0
+_ASKED = re.compile(rf"{DETAILS}([0-9]{{1,12}})")
 
 
 class GraphServer(ThreadingHTTPServer):
@@ -76,8 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page: copy the whole address")
         elif not rest:
             self._answer(self.server.page, "text/html; charset=utf-8", self.server.policy)
-        elif rest.startswith(DETAILS) and rest[len(DETAILS) :].isascii() and rest[len(DETAILS) :].isdecimal():
-            self._answer_detail(int(rest[len(DETAILS) :]))
+        elif asked := _ASKED.fullmatch(rest):
+            self._answer_detail(int(asked[1]))
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here")
 
