@@ -78,15 +78,21 @@ def test_a_call_that_one_side_alone_has_stands_where_it_ran(words, mark, capsys)
     assert [lines[at - 1].strip(), lines[at + 1].strip()] == ["gelu", "! fc2 Linear"]
 
 
-def test_a_whole_of_several_ranks_is_refused_in_words(tmp_path, capsys):
-    data = {"Torch.relu.0.forward": forward(output=tensor())}
+def test_of_ranks_that_share_a_model_the_whole_is_shown_and_how_it_came_about(tmp_path, capsys):
     for rank in range(2):
+        data = {"Module.fc.Linear.forward.0": forward(tensor(), output=tensor(shape=(2, 3), value=1.0 + rank))}
         layout = {"axes": {"tp": [rank, 2]}}
         write_dump(tmp_path / "split" / "step0" / f"rank{rank}", data, info={"rank": rank, "layout": layout})
-    write_dump(tmp_path / "whole" / "step0" / "rank0", data)
+    whole = {"Module.fc.Linear.forward.0": forward(tensor(), output=tensor(shape=(2, 6), value=5.0))}
+    write_dump(tmp_path / "whole" / "step0" / "rank0", whole)
 
-    assert main(["graph", str(tmp_path / "split"), str(tmp_path / "whole")]) == 1
-    assert "is the whole of 2 ranks, and the graph shows one" in capsys.readouterr().err
+    page = tmp_path / "page.html"
+    assert main(["graph", str(tmp_path / "split"), str(tmp_path / "whole"), "-o", str(page)]) == 0
+
+    shown = capsys.readouterr().out
+    assert "▲ fc Linear  its results differ" in shown
+    assert "is merged from 2 ranks (tp 2): 1 rows are parts, 1 copies, 0 sums" in shown
+    assert page.exists()
 
 
 def test_of_several_dumps_the_first_with_a_finding_is_shown(tmp_path, capsys):

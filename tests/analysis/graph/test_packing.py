@@ -23,7 +23,7 @@ _TYPES: dict[str, Any] = {"u8": np.uint8, "i32": np.dtype("<i4"), "f32": np.dtyp
 def _rank(name):
     directory = RECORDED / name / "step0" / "rank0"
     tree = read_tree(directory)
-    lines = PageCode().add(tree, read_stacks(directory), directory, None)
+    lines = PageCode().add(tree, read_stacks(directory), (), None)
     return PackedRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines)
 
 

@@ -82,7 +82,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def _laid_out(page: Page, directory: Path, opened: Any = "all") -> tuple[GraphTree, Any]:
     tree = read_tree(directory)
     code = PageCode()
-    lines = code.add(tree, read_stacks(directory), directory, None)
+    lines = code.add(tree, read_stacks(directory), (), None)
     rank = PackedRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines)
     packed = pack([rank], code)
     return tree, page.evaluate(SCRIPT, [base64.b64encode(packed).decode(), opened])

@@ -197,7 +197,8 @@ def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
     if levels is not None:
         lines[-1:] = [overflow_sentence(shown.tree, levels), ""]
     lines.append(f"{printable(shown.tree.nodes[0].name)}, {printable(shown.label)}: {len(shown.tree.nodes):,} nodes")
-    return "\n".join(lines) + "\n" + _tree(shown, depth, colour=is_bold, levels=levels)
+    notes = [f"note: {printable(note)}\n" for note in shown.comparison.notes] if shown.comparison else []
+    return "\n".join(lines) + "\n" + _tree(shown, depth, colour=is_bold, levels=levels) + "".join(notes)
 
 
 def _tree(graph: DumpGraph, depth: int, *, colour: bool = False, levels: NDArray[np.uint8] | None = None) -> str:

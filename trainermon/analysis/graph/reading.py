@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, pairs_of
+from trainermon.analysis.compare.merging.merge import read_sides
 from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places
 from trainermon.analysis.graph.calls import read_calls
 from trainermon.analysis.graph.database.reading import read_database
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.findings import GraphFindings, judge_against, judge_alone
+from trainermon.analysis.graph.merged import calls_of_rows
 from trainermon.analysis.graph.nesting import nest_by_stack
-from trainermon.analysis.graph.tree import GraphTree, build_tree, number_nodes
+from trainermon.analysis.graph.tree import GraphNode, GraphTree, build_tree, number_nodes
 from trainermon.analysis.graph.union import join_trees
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import read_stacks
+from trainermon.dump.files.sources import Sources, read_sources
 
+WHOLE_MODEL = "model"
+"""What the root is called where several ranks are one: none of them tells the class of the whole."""
 MAX_NAMED = 12
 """How many dumps are named one by one where there may be many."""
 
 
 class DumpGraph(NamedTuple):
-    """The graph of one dump, and what is wrong with it; `directory` is the file where it comes from a `.vis.db`."""
+    """The graph of one dump, or of ranks that share a model, and what is wrong with it.
+
+    Attributes:
+        label: Step and rank.
+        directory: The folder of the dump, or that of all ranks; the file where it comes from a `.vis.db`.
+        tree: Its tree.
+        found: What is wrong.
+        comparison: What it was compared with; None: it is judged alone.
+        step: None: not known.
+        rank: Likewise; of several ranks which whole it is.
+        parts: The folders of the dumps that it was put together from; none: it is one.
+    """
 
     label: str
     directory: Path
@@ -32,6 +48,25 @@ class DumpGraph(NamedTuple):
     comparison: Comparison | None
     step: int | None = None
     rank: int | None = None
+    parts: tuple[Path, ...] = ()
+
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Return the lines that made each call of the target, by its key, innermost first; reads a dump's stack.json.
+
+        Raises:
+            DumpError: It is damaged.
+        """
+        return read_stacks(self.directory) if self.comparison is None else self.comparison.stacks
+
+    def sources(self) -> Iterator[Sources]:
+        """Yield what each of its dumps has kept of the source code.
+
+        Raises:
+            DumpError: One is damaged.
+        """
+        for directory in self.parts or (self.directory,):
+            if directory.is_dir():
+                yield read_sources(directory)
 
 
 def read_graphs(  # noqa: PLR0913  # which dumps, and how they are held against each other and shown
@@ -83,20 +118,25 @@ def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
 
 
 def _against(pair: PlacePair, options: CompareOptions, *, by_stack: bool) -> DumpGraph:
-    for place in pair:
-        if place.parts:
-            raise DumpError(
-                f"{place.directory} is the whole of {len(place.parts)} ranks, and the graph shows one: "
-                "name a dump of one rank on each side, or see `trainermon compare`"
-            )
     comparison = compare_pair(pair, options)
-    root, golden = (build_tree(*read_calls(place.directory)) for place in pair)
+    root, golden = _trees(pair)
     join_trees(root, golden, _partners(comparison))
     if by_stack:
         nest_by_stack(root, comparison.stacks)
     tree = number_nodes(root)
     found, ours = judge_against(tree, comparison), pair.target
-    return DumpGraph(_label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank)
+    parts = tuple(part.directory for part in ours.parts)
+    return DumpGraph(_label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank, parts)
+
+
+def _trees(pair: PlacePair) -> tuple[GraphNode, GraphNode]:
+    """Return the trees of both sides; where ranks of a side share a model, that of the whole."""
+    if not any(place.parts for place in pair):
+        ours, theirs = (build_tree(*read_calls(place.directory)) for place in pair)
+        return ours, theirs
+    target, golden, _ = read_sides(pair.target, pair.golden)
+    ours, theirs = (build_tree(calls_of_rows(rows), WHOLE_MODEL) for rows in (target, golden))
+    return ours, theirs
 
 
 def _partners(comparison: Comparison) -> dict[str, tuple[str, ...]]:

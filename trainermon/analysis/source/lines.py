@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainermon.analysis.graph.findings import NodeVerdict
 from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.tree import GraphKind, NodeSide
-from trainermon.dump.files.reader import read_stacks, stack_of
+from trainermon.dump.files.reader import stack_of
 from trainermon.dump.files.records import BACKWARD
 from trainermon.dump.files.sources import SourceFrame, is_library, parse_frame
 
@@ -71,7 +71,7 @@ def _size(error: float) -> float:
 
 
 def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
-    stacks = read_stacks(graph.directory)
+    stacks = graph.stacks()
     places: dict[tuple[str, ...], tuple[SourceFrame, ...]] = {}
     said = {finding.node: finding.message for finding in graph.found.findings}
     columns = zip(

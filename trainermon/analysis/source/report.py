@@ -100,7 +100,8 @@ class _Seen:
         for graph in graphs:
             if not self.sentence or (graph.found.findings and not self._has_finding):
                 self.sentence, self._has_finding = graph.found.sentence, bool(graph.found.findings)
-            _add_files(self.target, read_sources(graph.directory))
+            for sources in graph.sources():
+                _add_files(self.target, sources)
             if graph.comparison is not None:
                 _add_files(self.golden, read_sources(graph.comparison.golden))
             yield graph

@@ -97,6 +97,23 @@ def test_a_fault_on_one_rank_is_found_where_it_is(dumps, faulty, whole, place, m
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(("split", "whole"), [*PAIRS, ("tp-mix", "whole-mix"), ("tp-part-fault", "whole")])
+def test_a_graph_shows_the_whole_with_the_verdicts_of_compare(dumps, split, whole, capsys):
+    comparison = compared(dumps / split, dumps / whole, None)
+    words = [str(dumps / split), str(dumps / whole / "step0" / "rank0"), "--golden-split", "dp=1"]
+
+    main(["graph", *words, "--json"])
+
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [finding["key"] for finding in found["findings"]] == [call.key for call in comparison.blamed]
+    nodes = found["nodes"]
+    calls = nodes["module"] + nodes["function"] + nodes["collective"] + nodes["gradients"]
+    assert calls == len(comparison.calls)
+    alone = sum(1 for call in comparison.calls if call.target is None or call.golden is None)
+    assert found["verdicts"]["unmatched"] >= alone
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("mode", MODES)
 def test_functions_are_matched_by_the_modules_that_call_them(dumps, mode):
     comparison = compared(dumps / "tp-mix", dumps / "whole-mix", mode)

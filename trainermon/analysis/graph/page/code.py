@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from trainermon.analysis.graph.tree import GraphTree, NodeSide
 from trainermon.analysis.source.excerpts import excerpt
 from trainermon.dump.files.reader import stack_of
-from trainermon.dump.files.sources import NO_SOURCES, is_library, parse_frame, read_sources
+from trainermon.dump.files.sources import NO_SOURCES, Sources, is_library, parse_frame
 
 NO_LINE = -1
 
@@ -31,22 +30,24 @@ class PageCode:
         self.excerpts: dict[str, Any] = {}
 
     def add(
-        self, tree: GraphTree, stacks: Mapping[str, Sequence[str]], directory: Path, shown: Collection[str] | None
+        self,
+        tree: GraphTree,
+        stacks: Mapping[str, Sequence[str]],
+        sources: Iterable[Sources],
+        shown: Collection[str] | None,
     ) -> NDArray[np.int32]:
         """Return int32 [n]: which of `lines` made the call of each node; `NO_LINE` where that is not known.
 
-        `stacks` are the frames by a call's key. Of the frames `shown` (None: of all) the code around them is taken up
-        too, if the dump in `directory` has kept it, or its file on this machine still fits.
-
-        Raises:
-            DumpError: What the dump has kept of its sources is damaged.
+        `stacks` are the frames by a call's key, `sources` what the dumps have kept of their code. Of the frames `shown`
+        (None: of all) the code around them is taken up too, if it is kept, or its file on this machine still fits.
         """
-        sources = read_sources(directory) if directory.is_dir() else NO_SOURCES
+        kept = (*sources, NO_SOURCES)
         for frame in {frame for stack in set(map(tuple, stacks.values())) for frame in stack}:
             text = " ".join(frame.split())
             if text not in self.excerpts and (shown is None or text in shown):
-                part = excerpt(frame, sources)
-                if part is not None and part.context:
+                parts = (excerpt(frame, one) for one in kept)
+                part = next((part for part in parts if part is not None and part.context), None)
+                if part is not None:
                     self.excerpts[text] = [part.context[0][0], part.line, [line for _, line in part.context]]
         return self._lines_of(tree, stacks)
 

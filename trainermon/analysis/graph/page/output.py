@@ -107,7 +107,7 @@ def _packed(graph: DumpGraph, details: Mapping[str, Any], code: PageCode, *, ser
         found=graph.found,
         flow=find_flow(graph.tree),
         details=details,
-        lines=code.add(graph.tree, details_of(graph).stacks(), graph.directory, shown),
+        lines=code.add(graph.tree, details_of(graph).stacks(), graph.sources(), shown),
         step=graph.step,
         rank=graph.rank,
         axes=_axes(graph.directory),
