@@ -154,3 +154,13 @@ def test_words_of_msprobe_are_understood(capsys, tmp_path):
 def test_a_graph_of_nothing_is_refused(capsys):
     assert main(["graph"]) == 1
     assert "expected a dump, or a folder of dumps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [".pdf", ".png", ".svg", ".json", ".txt", ".csv", ".htm", ".xlsx", ".db"])
+def test_a_file_of_another_kind_is_refused_and_no_folder_is_made(ending, tmp_path, capsys):
+    output = tmp_path / f"graph{ending}"
+
+    assert main(["graph", str(SOUND), "-o", str(output)]) == 1
+
+    assert "expected a name that ends in .html, .md, .vis.db, or a folder" in capsys.readouterr().err
+    assert not output.exists()

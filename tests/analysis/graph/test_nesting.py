@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 from pathlib import Path
 
 import torch
@@ -175,3 +176,19 @@ def test_modules_of_recorded_dumps_stay_as_they_are(capsys):
     sound = str(Path(__file__).parents[1] / "compare" / "recorded" / "sound")
     assert main(["graph", sound, "--nest", "stack"]) == 0
     assert "layers.0–2 Block  ×3" in capsys.readouterr().out
+
+
+def test_what_the_script_itself_calls_has_no_function_in_common_with_the_rest(tmp_path):
+    keys = ("Torch.randn.0.forward", "Torch.relu.0.forward", "Torch.tanh.0.forward")
+    write_dump(tmp_path / "dump", {key: forward(output=tensor(value=1.0 + at)) for at, key in enumerate(keys)})
+    script = "File /a/train.py, line 9, in <module>, \n net(torch.randn(2))"
+    within = [f"File /a/train.py, line {line}, in forward, \n torch.relu(x)" for line in (4, 5)]
+    stacks = {"0": [[keys[0]], [script]], **{str(at): [[keys[at]], [within[at - 1], script]] for at in (1, 2)}}
+    (tmp_path / "dump" / "stack.json").write_text(json.dumps(stacks))
+
+    (nested,) = read_graphs(tmp_path / "dump", by_stack=True)
+
+    paths = {node.name: path_of(nested.tree, place) for place, node in enumerate(nested.tree.nodes)}
+    assert paths["relu"].endswith("forward > forward (train.py:9) > relu")
+    assert paths["tanh"].endswith("forward > forward (train.py:9) > tanh")
+    assert paths["randn"].endswith("forward > randn")

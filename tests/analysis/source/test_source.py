@@ -173,3 +173,22 @@ def test_code_is_text_on_the_page(tmp_path, capsys):
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "default-src 'none'" in text
+
+
+def test_of_what_went_wrong_within_a_library_its_line_and_the_own_one_are_told(tmp_path, capsys):
+    library = tmp_path / "site-packages" / "layers.py"
+    library.parent.mkdir()
+    library.write_text(
+        "import torch\n\n\ndef squashed(x):\n    return torch.log(x * 0)\n\n\ndef wrapped(x):\n    return squashed(x)\n"
+    )
+    (library.parent / "wrappers.py").write_text("import layers\n\n\ndef around(x):\n    return layers.wrapped(x)\n")
+    text = SCRIPT.replace("import sys", f"import sys; sys.path.insert(0, {str(library.parent)!r}); import wrappers")
+    dumps = trained(tmp_path / "run", text.replace(RELU, "        h = wrappers.around(h)"))
+
+    lines = [line for line in document(capsys, dumps)["lines"] if line["verdict"] == "blamed"]
+
+    assert [line["code"] for line in lines] == ["h = wrappers.around(h)", "return torch.log(x * 0)"]
+    main(["source", str(dumps)])
+    shown = capsys.readouterr().out
+    assert shown.index("return torch.log(x * 0)") < shown.index("h = wrappers.around(h)")
+    assert shown.count("▲") == 2

@@ -40,6 +40,7 @@ DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 NESTS = ("stack",)
 _ENDINGS = (".html", ".md", SUFFIX)
+_REFUSED = (".pdf", ".png", ".svg", ".json", ".txt", ".csv", ".htm", ".xlsx", ".db")
 _DEPTH = 1
 
 
@@ -138,6 +139,11 @@ def _run(args: argparse.Namespace) -> tuple[bool, GraphServer | None]:
 
 def _named_as_msprobe(folder: Path, kind: str) -> Path:
     """Return the name of a new file for msprobe's plugin in `folder`, which is made."""
+    if folder.suffix.lower() in _REFUSED and not folder.is_dir():
+        raise DumpError(
+            f"{folder} cannot be written: expected a name that ends in {', '.join(_ENDINGS)}, or a folder; "
+            "choose another with -o"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -26,8 +26,8 @@ def nest_by_stack(root: GraphNode, stacks: Mapping[str, Sequence[str]]) -> None:
     """
     for group in _groups(root):
         nested = [(_lines(child, stacks), child) for child in group.children]
-        common = _num_common([lines for lines, _ in nested if lines])
-        group.children = list(_nest([(lines[common:], child) for lines, child in nested], group.direction))
+        common = _num_common([lines for lines, _ in nested if lines is not None])
+        group.children = list(_nest([((lines or ())[common:], child) for lines, child in nested], group.direction))
 
 
 def _groups(root: GraphNode) -> Iterator[GraphNode]:
@@ -41,12 +41,17 @@ def _groups(root: GraphNode) -> Iterator[GraphNode]:
         waiting.extend(groups)
 
 
-def _lines(node: GraphNode, stacks: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the functions of the user's in which a call ran and where each was called, outermost first."""
+def _lines(node: GraphNode, stacks: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
+    """Return the functions of the user's in which a call ran and where each was called, outermost first.
+
+    None: it is no call of a function, or no line of the user's is known to have made it.
+    """
     if node.call is None or node.kind is GraphKind.MODULE:
-        return ()
+        return None
     key = node.call.key
     own = _own(tuple(stacks.get(key) or stacks.get(partner_key(key, FORWARD), ())))
+    if not own:
+        return None
     return tuple(
         f"{inner.function} ({PurePath(outer.file).name}:{outer.line})" for outer, inner in pairwise(reversed(own))
     )

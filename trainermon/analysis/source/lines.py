@@ -29,6 +29,7 @@ class LineCalls:
         error: Largest relative difference of their results; NaN: none is known.
         nonfinite: How many of them gave a value that is not finite.
         messages: What is said of those where something began: the call's key, and the sentence.
+        is_nearest: Whether one of these was made in this very line, and not in what it called.
     """
 
     file: str
@@ -41,6 +42,7 @@ class LineCalls:
     error: float = math.nan
     nonfinite: int = 0
     messages: tuple[tuple[str, str], ...] = ()
+    is_nearest: bool = False
 
     @property
     def is_library(self) -> bool:
@@ -52,6 +54,7 @@ def lines_of(graphs: Iterable[DumpGraph]) -> list[LineCalls]:
     """Return the lines that made calls, in the order of files and lines.
 
     A call belongs to one line of each file in its stack, the innermost. A backward belongs to the line of its forward.
+    Where something began is told of two lines at most: the innermost of all, and the innermost of the user's own.
     Cost: all graphs are read once, one at a time.
     """
     found: dict[tuple[str, int], LineCalls] = {}
@@ -61,9 +64,17 @@ def lines_of(graphs: Iterable[DumpGraph]) -> list[LineCalls]:
 
 
 def by_gravity(lines: Iterable[LineCalls]) -> list[LineCalls]:
-    """Return the lines of which something is known to be wrong, the worst first, the user's own before a library's."""
+    """Return the lines of which something is known to be wrong, the worst first.
+
+    Of those where something began the one that made the call stands first, whosever it is, else the user's own before a
+    library's.
+    """
     wrong = [line for line in lines if line.verdict >= NodeVerdict.WARNING or line.nonfinite]
-    return sorted(wrong, key=lambda line: (-line.verdict, line.is_library, -_size(line.error), line.file, line.line))
+    return sorted(wrong, key=_gravity)
+
+
+def _gravity(line: LineCalls) -> tuple[object, ...]:
+    return -line.verdict, not line.is_nearest, line.is_library, -_size(line.error), line.file, line.line
 
 
 def _size(error: float) -> float:
@@ -87,17 +98,19 @@ def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
         stack = stack_of(stacks, node.call.key)
         if stack not in places:
             places[stack] = tuple(_innermost(stack))
-        for frame in places[stack]:
+        for depth, frame in enumerate(places[stack]):
             line = found.get((frame.file, frame.line))
             if line is None:
                 line = found[frame.file, frame.line] = LineCalls(**frame._asdict())
-            line.verdict = max(line.verdict, NodeVerdict(verdict))
+            is_told = depth == 0 or (not line.is_library and all(is_library(one.file) for one in places[stack][:depth]))
+            line.verdict = max(line.verdict, NodeVerdict(verdict if is_told else min(verdict, NodeVerdict.WARNING)))
             line.error = max(line.error, error) if line.error == line.error else error
             line.nonfinite += is_nonfinite
             if node.kind is not GraphKind.PARAMETER:
                 line.forwards += node.direction != BACKWARD
                 line.backwards += node.direction == BACKWARD and node.kind is not GraphKind.GRADIENTS
-            if at in said:
+            if at in said and is_told:
+                line.is_nearest = line.is_nearest or depth == 0
                 line.messages += ((f"{node.call.key}{f'.{node.slot}' if node.slot else ''}", said[at]),)
 
 

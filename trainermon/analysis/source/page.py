@@ -27,7 +27,11 @@ a{color:var(--accent)}.line{white-space:nowrap}.line b{display:inline-block;widt
 .code pre .gap{color:var(--dim);padding-left:7ch}
 .code pre .plus{color:var(--good)}.code pre .minus{color:var(--bad)}
 .code pre .said{padding-left:42ch;color:var(--bad);white-space:normal;overflow-wrap:anywhere}
-@media(max-width:700px){.code pre .said{padding-left:3ch}.code pre b{width:6ch}.code pre b.e{width:8ch}}
+@media(max-width:700px){table,tbody,tr,td{display:block}tr:first-child{display:none}
+tr{padding:8px 0;border-bottom:1px solid var(--line)}td,td.n{border:0;padding:1px 0;text-align:left}
+td.n{display:inline-block;margin-right:18px}td.n::before{color:var(--dim);content:"calls "}
+td.n:last-child::before{content:"not finite "}.golden td.n:last-child::before{content:"error "}
+.code pre .said{padding-left:3ch}.code pre b{width:6ch}.code pre b.e{width:8ch}}
 """
 
 
@@ -41,7 +45,8 @@ def _page(report: SourceReport) -> Iterator[str]:
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
-    yield f"<title>{text(report.sentence)}</title><style>{STYLE}{_STYLE}</style></head><body>"
+    yield f"<title>{text(report.sentence)}</title><style>{STYLE}{_STYLE}</style></head>"
+    yield '<body class="golden">' if report.has_golden else "<body>"
     yield '<div class="dim">the code behind a dump</div>'
     yield f"<h1>{text(report.sentence)}</h1>"
     for one in report.differences:
