@@ -187,6 +187,10 @@ def _join_rule(number: int, rule: Any) -> JoinRule:
             f"rule {number}: its paths have {max(wildcards)} times `*`, expected at most {_MAX_WILDCARDS}: write out "
             "parts of the names instead, or one rule for each"
         )
+    if len(sides[0]) == len(sides[1]) == 1:
+        raise ConfigError(
+            f"rule {number} names one module on each side, expected several on one: map single names by -cm"
+        )
     order = rule.get("order", "same")
     if order not in ("same", "other"):
         raise ConfigError(f"rule {number}: order is {_shown(order)}, expected same or other")

@@ -188,13 +188,13 @@ def test_the_same_wrong_order_is_a_difference(dump, tmp_path):
 
 def test_the_command_says_what_was_joined_and_what_was_not(dump, tmp_path, capsys):
     path = tmp_path / "match.json"
-    path.write_text(json.dumps([{"target": list(SPLIT), "golden": FUSED}, {"target": "fc", "golden": "mlp"}]))
+    path.write_text(json.dumps([{"target": list(SPLIT), "golden": FUSED}, {"target": ["fc", "up"], "golden": "mlp"}]))
 
     assert main(["compare", str(dump("split")), str(dump("fused")), "--match", str(path)]) == 0
 
     shown = capsys.readouterr().out
     assert "*.attention.q + *.attention.k + *.attention.v = *.attention.qkv: 6 calls were joined" in shown
-    assert "fc = mlp: no call of both sides is named so" in shown
+    assert "fc + up = mlp: no call of both sides is named so" in shown
 
 
 def test_a_graph_has_no_call_of_one_side_alone(dump, tmp_path, capsys):
@@ -233,13 +233,14 @@ def test_a_file_for_tensorboard_has_each_joined_call_beside_what_it_is_held_agai
         ({"target": "a", "golden": 3}, "golden is 3, expected a module's path"),
         ({"target": [], "golden": "b"}, r"target is \[\], expected a module's path"),
         ({"target": "a.*", "golden": "b"}, "the same number in all"),
+        ({"target": "a", "golden": ["b"]}, "one module on each side, expected several on one"),
         ({"target": "*a*b*c*d*", "golden": "*a*b*c*d*"}, r"its paths have 5 times `\*`, expected at most 4"),
-        ({"target": "a", "golden": "b", "order": "up"}, "order is 'up', expected same or other"),
+        ({"target": ["a", "c"], "golden": "b", "order": "up"}, "order is 'up', expected same or other"),
     ],
 )
 def test_a_wrong_rule_is_named(tmp_path, rule, said):
     path = tmp_path / "match.json"
-    path.write_text(json.dumps([{"target": "x", "golden": "y"}, rule]))
+    path.write_text(json.dumps([{"target": ["x", "z"], "golden": "y"}, rule]))
 
     with pytest.raises(ConfigError, match=f"rule 2.*{said}"):
         read_mappings(match=path)
