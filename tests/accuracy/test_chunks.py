@@ -73,4 +73,5 @@ def test_it_is_never_run_as_a_whole_and_a_review_has_the_whole(monkeypatch):
     assert found.reason == "seen"
     [(shape, golden)] = seen
     assert shape == (40, 25)
-    assert torch.equal(golden, functional.gelu(x.double()))
+    # the last elements of a chunk may be computed one by one, and then round otherwise than in a vector
+    torch.testing.assert_close(golden, functional.gelu(x.double()), rtol=1e-14, atol=1e-16)

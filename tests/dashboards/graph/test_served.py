@@ -159,6 +159,15 @@ def test_a_browser_may_do_with_it_what_it_may_with_the_agents_page(server: Graph
     assert reply.getheader("x-content-type-options") == "nosniff"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let programs that are started end by Ctrl-C, also where the tests were started so that they ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_command_prints_sentence_and_address_and_ends_with_ctrl_c() -> None:
     command = [sys.executable, "-m", "trainermon", "graph", str(RECORDED / "nan"), "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
