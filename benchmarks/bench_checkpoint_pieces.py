@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.anonymous_memory import WATCH
 from benchmarks.bench_checkpoint_formats import write_distributed
 
 LAYOUTS = {
@@ -25,9 +26,10 @@ LAYOUTS = {
     "one tensor, cut otherwise": (0, 1, 0, 2),
 }
 """Chunks of a tensor and rows of a chunk, of the first and of the second; 0: all chunks are one tensor's."""
-MEASURE = """
-import os, sys, threading, time
-from pathlib import Path
+MEASURE = (
+    WATCH
+    + """
+import os, sys, time
 from trainermon.analysis.checkpoint.comparison import CheckpointOptions, compare_checkpoints
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 def chunks(checkpoint):
@@ -39,13 +41,6 @@ def read_all(places):
         if path != last:
             descriptor, last = os.open(path, os.O_RDONLY), path
         os.pread(descriptor, size, offset)
-peak, over = 0, threading.Event()
-def watch():
-    global peak
-    while not over.wait(0.02):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        peak = max(peak, *(int(line.split()[1]) for line in lines if line.startswith("RssAnon")))
-threading.Thread(target=watch, daemon=True).start()
 times = [time.process_time()]
 sides = []
 for path in sys.argv[1:3]:
@@ -61,6 +56,7 @@ for of_side in places:
     read_all(of_side)
 print(*(end - start for start, end in zip(times, times[1:])), time.process_time() - begin, peak / 1024)
 """
+)
 
 
 def measure(folders: Sequence[Path]) -> list[float]:

@@ -25,27 +25,23 @@ from statistics import median
 import numpy as np
 import torch
 
+from benchmarks.anonymous_memory import WATCH
 from benchmarks.bench_compare import measure
 from benchmarks.bench_statistics import READER
 from benchmarks.measure import cpu_ms
 from trainermon.statistics import pairs
 
 LAYERS, HIDDEN, VOCABULARY, ELEMENTS = 12, 768, 32_000, 30_000_000
-SOAK = """
-import sys, threading
-from pathlib import Path
+SOAK = (
+    WATCH
+    + """
+import sys
 from trainermon.analysis.checkpoint.comparison import compare_checkpoints
-peak, over = 0, threading.Event()
-def watch():
-    global peak
-    while not over.wait(0.02):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        peak = max(peak, *(int(line.split()[1]) for line in lines if line.startswith("RssAnon")))
-threading.Thread(target=watch, daemon=True).start()
 found = compare_checkpoints(*sys.argv[1:3])
 over.set()
 print(peak / 1024, found.headline, "torch" in sys.modules)
 """
+)
 
 
 def shard(layers: int, dtype: torch.dtype, *, rank: int, trained: bool) -> dict[str, torch.Tensor]:

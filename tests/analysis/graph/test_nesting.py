@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.analysis.graph.graph_calls import function_call
 from tests.recorded_dump import record_dump
-from trainermon.analysis.graph.calls import GraphCall
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import fold_children
 from trainermon.analysis.graph.nesting import nest_by_stack
@@ -80,22 +80,7 @@ stacks = st.lists(st.lists(st.tuples(st.integers(1, 3), st.sampled_from("fgh")),
 @given(stacks)
 def test_calls_stay_in_order_and_each_is_in_its_own_functions(frames):
     keys = [f"Torch.x.{place}.forward" for place in range(len(frames))]
-    calls = {
-        key: GraphCall(
-            key=key,
-            module="x",
-            class_name="Torch",
-            direction="forward",
-            number=place,
-            began=(0, place),
-            micro_step=0,
-            parent=None,
-            values=[],
-            start=0,
-            length=0,
-        )
-        for place, key in enumerate(keys)
-    }
+    calls = {key: function_call("x", place=place, number=place) for place, key in enumerate(keys)}
     root = build_tree(calls, "model")
 
     nest_by_stack(

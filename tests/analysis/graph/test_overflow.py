@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainermon.analysis.graph.calls import GraphCall
+from tests.analysis.graph.graph_calls import function_call
 from trainermon.analysis.graph.overflow import OverflowLevel, level_of, overflow_levels, overflow_sentence
 from trainermon.analysis.graph.tree import build_tree, number_nodes
 from trainermon.analysis.graph.values import GraphValue, ValueUse
@@ -17,19 +17,8 @@ def _value(use, norm, is_finite):
 
 
 def _call(taken, given, *, name="mul", kind="Tensor", number=0, parent=None):
-    return GraphCall(
-        key=f"{kind}.{name}.{number}.forward",
-        module=name,
-        class_name=kind,
-        direction="forward",
-        number=number,
-        began=(0, number),
-        micro_step=0,
-        parent=parent,
-        values=[_value(ValueUse.TAKEN, *one) for one in taken] + [_value(ValueUse.GIVEN, *one) for one in given],
-        start=0,
-        length=0,
-    )
+    values = [_value(ValueUse.TAKEN, *one) for one in taken] + [_value(ValueUse.GIVEN, *one) for one in given]
+    return function_call(name, place=number, number=number, kind=kind, parent=parent, values=values)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.analysis.graph.calls import GraphCall
+from tests.analysis.graph.graph_calls import function_call
 from trainermon.analysis.graph.tree import NodeSide, build_tree, number_nodes
 from trainermon.analysis.graph.union import join_trees
 
@@ -13,22 +13,7 @@ sequences = st.lists(st.sampled_from(NAMES), unique=True)
 
 def _tree(names):
     """Return the tree of functions that ran in this order, with one call each."""
-    calls = [
-        GraphCall(
-            key=f"Torch.{name}.0.forward",
-            module=name,
-            class_name="Torch",
-            direction="forward",
-            number=0,
-            began=(0, place),
-            micro_step=0,
-            parent=None,
-            values=[],
-            start=0,
-            length=0,
-        )
-        for place, name in enumerate(names)
-    ]
+    calls = [function_call(name, place=place) for place, name in enumerate(names)]
     return build_tree({call.key: call for call in calls}, "model")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_files
 from trainermon.analysis.checkpoint.screen import render_checkpoint, render_comparison, render_tensors
 from trainermon.analysis.checkpoint.verdicts import SAME, CheckpointComparison, WeightVerdict
+from trainermon.analysis.tensor.arguments import tolerance
 from trainermon.core.documents import read_document
 from trainermon.core.errors import CheckpointError, ConfigError
 from trainermon.core.values import as_plain
@@ -84,7 +84,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rtol",
-        type=_tolerance,
+        type=tolerance,
         default=RTOL,
         metavar="X",
         help=f"up to which relative distance two tensors are close (default: {RTOL:g})",
@@ -94,16 +94,6 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if tensors cannot be compared",
     )
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
-    return value
 
 
 def main(args: argparse.Namespace) -> int:

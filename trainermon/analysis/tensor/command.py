@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.tensor.arguments import tolerance
 from trainermon.analysis.tensor.convert import FORMATS, convert, destination
 from trainermon.analysis.tensor.difference import DIFF_HEAD, TensorDiff, diff_row, diff_tensors, render_diff
 from trainermon.analysis.tensor.dtypes import DTYPES
@@ -46,10 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--nonfinite", action="store_true", help="of many, list those with NaN or Inf only")
     diff = _action(actions, "diff", "how far two tensors are apart, and where; folders are paired by file names")
     _add_pair(diff)
-    diff.add_argument(
-        "--rtol", type=_tolerance, default=0.0, help="what may differ relative to the second (default: 0)"
-    )
-    diff.add_argument("--atol", type=_tolerance, default=0.0, help="what may differ besides (default: 0)")
+    diff.add_argument("--rtol", type=tolerance, default=0.0, help="what may differ relative to the second (default: 0)")
+    diff.add_argument("--atol", type=tolerance, default=0.0, help="what may differ besides (default: 0)")
     diff.add_argument("-n", "--number", type=_positive, default=5, help="how many positions to list (default: 5)")
     top = _action(actions, "top", "the largest elements, or with a second tensor the largest differences")
     _add_pair(top, optional=True)
@@ -94,16 +92,6 @@ def _positive(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= 100_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100000")
     return int(text)
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
-    return value
 
 
 def main(args: argparse.Namespace) -> int:

@@ -77,7 +77,7 @@ def write_database(path: Path, graphs: Sequence[DumpGraph], *, overflow: bool = 
         unfinished.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) else error
         raise DumpError(f"cannot write {path} ({reason}): choose another file with -o") from error
-    except BaseException:
+    except BaseException:  # an interrupt too leaves no half file; it goes on
         unfinished.unlink(missing_ok=True)
         raise
 
