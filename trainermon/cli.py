@@ -6,10 +6,13 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Collection, Iterator, Sequence
 
 import trainermon
+from trainermon import usage
 from trainermon.core.errors import TrainermonError
+from trainermon.core.terminal import manners
 
 COMMANDS = {
     "run": (
@@ -40,31 +43,80 @@ COMMANDS = {
     ),
     "agent": ("trainermon.agent.daemon", "run the agent of one run on this node (usually started for you)"),
     "controller": ("trainermon.agent.controller.command", "show a job of several nodes, and send orders to its agents"),
+    "completion": ("trainermon.completion", "print a script that completes commands and options in a shell"),
 }
+WITH_A_LOG = frozenset({"run", "node", "agent", "controller", "serve"})
+"""Commands that run until they are told to end, and keep a log of their own."""
+FAILED, INTERRUPTED = 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 1 refused or failed, 2 wrong usage."""
+    """Run the command line and return its exit status.
+
+    0: done, 1: refused or failed, 2: wrong usage, 130: interrupted. A command may have statuses of its own.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="trainermon", description="Watches distributed PyTorch training from the inside."
-    )
-    parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
-    asked_for = next((word for word in words if not word.startswith("-")), None)  # not also the `compare` of others
-    subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
-    for name, (module_name, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name == asked_for:
-            importlib.import_module(module_name).add_arguments(subparser)
-    arguments = parser.parse_args(words)
-    module = importlib.import_module(COMMANDS[arguments.subcommand][0])
+    asked_for = next((word for word in words if word in COMMANDS), None)
     try:
-        status: int = module.main(arguments)
-        sys.stdout.flush()
-    except TrainermonError as error:
-        print(f"trainermon {arguments.subcommand}: {error}", file=sys.stderr)
-        return 1
+        return _run(words, asked_for)
+    except KeyboardInterrupt:
+        erase = "\r\033[K" if sys.stderr.isatty() else ""  # the ^C of the terminal
+        print(f"{erase}trainermon {asked_for}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # `| head`: what is still buffered cannot be written either, and Python would say so
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except TrainermonError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "trainermon":
+            raise
+        message = f"this needs the package {error.name}, which is not installed in {sys.prefix}"
+    finally:
+        manners.forget()
+    print(f"trainermon {asked_for}: {message}", file=sys.stderr)
+    return FAILED
+
+
+def build_parser(commands: Collection[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command line, with all the arguments of `commands`, of the others the names alone."""
+    parser = argparse.ArgumentParser(
+        prog="trainermon",
+        description="Watches distributed PyTorch training from the inside.",
+        epilog=usage.OVERVIEW,
+        formatter_class=usage.HelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
+    subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    for name, (module_name, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name in commands:
+            importlib.import_module(module_name).add_arguments(subparser)
+            for leaf in leaves(subparser):
+                manners.add_options(leaf)
+            usage.add_examples(subparser)
+    return parser
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers below `parser` that have no subcommands, or itself."""
+    below = usage.subcommands(parser)
+    if not below:
+        yield parser
+    for one in below:
+        yield from leaves(one)
+
+
+def _run(words: Sequence[str], asked_for: str | None) -> int:
+    arguments = build_parser((asked_for,) if asked_for else ()).parse_args(words)
+    manners.take(arguments, shows_log=asked_for not in WITH_A_LOG)
+    try:
+        status: int = importlib.import_module(COMMANDS[arguments.subcommand][0]).main(arguments)
+        sys.stdout.flush()
+    except Exception:
+        if arguments.verbose:
+            traceback.print_exc()
+        raise
     return status

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.results import write_text
 from trainermon.dashboards.grafana.files import dashboards
 from trainermon.dashboards.grafana.provisioning import DataSource, files
 from trainermon.dashboards.grafana.push import TOKEN_VARIABLE, Grafana
@@ -70,7 +71,7 @@ def _write(arguments: argparse.Namespace, data_source: DataSource | None) -> Non
     try:
         for place, text in made.items():
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            (folder / place).write_text(text, encoding="utf-8")
+            write_text(folder / place, text)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}") from error
     num = len(dashboards(arguments.source))

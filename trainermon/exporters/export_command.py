@@ -15,6 +15,7 @@ from typing import Any
 from trainermon.core.config import OutputConfig, load_config
 from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.strict import build
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT
 from trainermon.exporters.export import IN_PROCESS, ExportSettings
 from trainermon.exporters.store.feed import store_exporter
@@ -78,7 +79,11 @@ def main(args: argparse.Namespace) -> int:
     try:
         for node in sorted((run_dir / "nodes").iterdir()):
             settings = ExportSettings(**outputs.output_fields(), run_dir=run_dir, node_dir=node, run_id=run_dir.name)
-            waiting_bytes += sum(_export(name, settings, again=args.again, stop=stop) for name in names)
+            for name in names:
+                with ProgressBar(f"{node.name}: {name}"):
+                    told, waiting = _export(name, settings, again=args.again, stop=stop)
+                sys.stdout.write(told)
+                waiting_bytes += waiting
     finally:
         timer.cancel()
     if waiting_bytes:
@@ -92,8 +97,8 @@ def _names(outputs: OutputConfig, args: argparse.Namespace) -> list[str]:
     return names or (["influxdb"] if outputs.influxdb.url else [])
 
 
-def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading.Event) -> float:
-    """Export what waits on one node; return how many bytes still wait."""
+def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading.Event) -> tuple[str, float]:
+    """Export what waits on one node; return what to say of it, and how many bytes still wait."""
     if again:
         forget(settings.node_dir, name)
     with contextlib.closing(store_exporter(name, settings)) as exporter:
@@ -105,8 +110,7 @@ def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading
     said = [f"{counts[metric]:.0f} {words}" for metric, words in _DONE.items() if _is_told(metric, counts)]
     folder = settings.run_dir / name
     place = f" in {folder}" if folder.is_dir() else ""
-    sys.stdout.write(f"{settings.node_dir.name}: {name}: {', '.join(said)}{place}\n")
-    return counts[_WAITING]
+    return f"{settings.node_dir.name}: {name}: {', '.join(said)}{place}\n", counts[_WAITING]
 
 
 def _is_told(metric: str, counts: Mapping[str, float]) -> bool:

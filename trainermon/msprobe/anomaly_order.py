@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainermon.core.errors import StoreError
+from trainermon.core.private_files import replace_file
 
 RECORDS_FILE = "anomaly.json"
 ORDER_FILE = "anomaly_analyse.json"
@@ -102,9 +102,7 @@ def main(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output or arguments.folder
     try:
         output.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(output / ORDER_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+        replace_file(output / ORDER_FILE, json.dumps(found, indent=1).encode())
     except OSError as error:
         raise StoreError(f"{output / ORDER_FILE} cannot be written: {error}") from error
     for number, record in enumerate(found.values()):

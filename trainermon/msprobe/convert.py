@@ -15,6 +15,8 @@ from typing import Any
 from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.naming import SCALARS
 from trainermon.core.strict import shown
+from trainermon.core.terminal.interrupts import leave_interrupts
+from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.msprobe.csv_files import TIME_FORMAT
 from trainermon.msprobe.csv_tables import KINDS, CsvTableRow, rank_folders, read_tables
 from trainermon.msprobe.trend_database import FILE, write_database
@@ -56,11 +58,11 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
     output = Path(output_dirpath or Path(monitor_path) / f"{now:{TIME_FORMAT}}-csv2tensorboard_by_step")
     jobs = [(folder, output / f"rank{rank}", kinds) for rank, folder in folders.items()]
     if process_num == 1:
-        for job in jobs:
+        for job in counted(jobs, len(jobs), "ranks"):
             _convert_rank(*job)
     else:
-        with ProcessPoolExecutor(min(process_num, len(jobs))) as pool:
-            list(pool.map(_convert_rank, *zip(*jobs, strict=True)))
+        with ProcessPoolExecutor(min(process_num, len(jobs)), initializer=leave_interrupts) as pool:
+            list(counted(pool.map(_convert_rank, *zip(*jobs, strict=True)), len(jobs), "ranks"))
     return output
 
 
@@ -119,6 +121,13 @@ def main(arguments: argparse.Namespace) -> int:
     Raises:
         StoreError, ConfigError: As the conversions.
     """
+    with ProgressBar("reading tables"):
+        lines = _convert(arguments)
+    sys.stdout.writelines(lines)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> list[str]:
     if arguments.form == "csv2tensorboard":
         written = csv2tensorboard_by_step(
             arguments.folder,
@@ -133,9 +142,8 @@ def main(arguments: argparse.Namespace) -> int:
         folders = rank_folders(arguments.folder, arguments.start, arguments.end)
         mapping = _read_mapping(arguments.mapping)
         number = write_database(folders, written, mapping=mapping, micro_steps=arguments.micro_step == "true")
-        sys.stdout.write(f"{number} rows of {len(folders)} rank{'' if len(folders) == 1 else 's'}\n")
-    sys.stdout.write(f"{written}\n")
-    return 0
+        return [f"{number} rows of {len(folders)} rank{'' if len(folders) == 1 else 's'}\n", f"{written}\n"]
+    return [f"{written}\n"]
 
 
 def _read_mapping(path: Path | None) -> Mapping[str, str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from trainermon.accuracy.peers import PEER, SCHEMA_VERSION, baseline_text, excused, learn
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall, check_dump, dumps_below
-from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.results import write_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def write_baseline(baseline: Baseline, sources: Sequence[Path], path: Path) -> N
         DumpError: The file cannot be written.
     """
     try:
-        path.write_text(baseline_text(baseline.worst, [str(source) for source in sources]), encoding="utf-8")
+        write_text(path, baseline_text(baseline.worst, [str(source) for source in sources]))
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}") from error
 
@@ -96,11 +97,8 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
 
 def _calibrate(args: argparse.Namespace) -> int:
     paths = [path for dump in args.dumps for path in dumps_below(dump)]
-    progress = ProgressBar(sys.stderr)
-    try:
+    with ProgressBar("reading dumps") as progress:
         baseline = baseline_of(check_dump(path, report=progress) for path in paths)
-    finally:
-        progress.close()
     write_baseline(baseline, paths, args.output)
     sys.stdout.write(f"wrote {args.output}: {len(baseline.worst)} kinds of calls of {len(paths)} dumps\n")
     return 0

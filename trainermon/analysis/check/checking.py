@@ -26,8 +26,8 @@ from trainermon.analysis.check.inputs.options import DEFAULT_INPUTS, CallInputs
 from trainermon.analysis.check.inputs.random_checks import RandomChecker
 from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, ReferenceChoice
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
-from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.progress import Report, no_report
 from trainermon.dump.files.reader import load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.drawn_calls import draws_the_same

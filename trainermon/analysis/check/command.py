@@ -38,8 +38,8 @@ from trainermon.analysis.check.worker_options import (
     opened_journal,
     stamp_to_resume,
 )
-from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.replay.dumped_calls import UNREADABLE
 
@@ -158,11 +158,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    progress = ProgressBar(sys.stderr)
-    try:
+    with ProgressBar("reading dumps" if args.action == "run" else "reading the operator database") as progress:
         checks, is_whole = args.judge(args, progress)
-    finally:
-        progress.close()
     if args.json:
         sys.stdout.write(json.dumps([document(check) for check in checks], indent=1) + "\n")
     else:
@@ -201,8 +198,7 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
     args.journal = opened_journal(args, options.about(args.dump, paths), stamp)
 
     def complain(error: DumpError) -> None:
-        progress.close()
-        sys.stderr.write(f"trainermon check: {error}\n")
+        progress.say(f"trainermon check: {error}")
 
     checks = list(check_dumps(paths, options, journal=args.journal, complain=complain, report=progress))
     return [baseline.applied(check) for check in checks] if baseline else checks, len(checks) == len(paths)

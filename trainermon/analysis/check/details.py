@@ -11,6 +11,7 @@ from pathlib import Path
 from trainermon.accuracy.judge import Judgement
 from trainermon.accuracy.legacy_metrics import LegacyMetrics
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon.core.terminal.results import writing_text
 
 BLANK = " "
 """What a cell holds whose value was not computed; msprobe tells it from an empty one."""
@@ -73,7 +74,7 @@ def write_details(check: CallsCheck, path: Path, decimals: int = DECIMALS) -> No
     Raises:
         OSError: The file cannot be written.
     """
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
+    with writing_text(path, encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*LEGACY_COLUMNS, *OWN_COLUMNS])
         for call in _by_call(check.calls):

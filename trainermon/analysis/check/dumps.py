@@ -25,8 +25,8 @@ from trainermon.analysis.check.journal import CheckJournal
 from trainermon.analysis.check.repeats import repeated_calls
 from trainermon.analysis.check.runner import Workers, run_calls
 from trainermon.analysis.check.tables import write_files
-from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.progress import Report, no_report
 from trainermon.dump.files.reader import load_raw
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER
 

@@ -16,8 +16,8 @@ from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.analysis.check.devices import require_device
-from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.progress import Report, no_report
 
 DEFAULT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _DATABASE = "torch.testing._internal.common_methods_invocations"

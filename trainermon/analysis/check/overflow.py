@@ -22,6 +22,8 @@ from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.checking import dumps_below
 from trainermon.analysis.check.details import safe_cell
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.manners import note
+from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.values import TextEnum, as_plain
 from trainermon.dump.files.reader import load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, FORWARD, EntryRecord, TensorRecord
@@ -188,7 +190,7 @@ def _run(args: argparse.Namespace) -> int:
         sys.stdout.writelines(f"{line}\n" for source, calls in found.items() for line in _lines(source, calls))
     if args.output is not None:
         paths = _write_files(found, args.output, args.format or FORMATS)
-        sys.stderr.writelines(f"trainermon check: wrote {path}\n" for path in paths)
+        note("\n".join(f"trainermon check: wrote {path}" for path in paths))
     is_kernel = any(call.cause is OverflowClass.KERNEL for calls in found.values() for call in calls)
     return KERNEL_STATUS if args.exit_code and is_kernel else 0
 
@@ -210,9 +212,9 @@ def _write_files(found: Mapping[str, Sequence[CallOverflow]], folder: Path, form
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
             if path.suffix == ".json":
-                path.write_text(_document(found), encoding="utf-8")
+                write_text(path, _document(found))
                 continue
-            with path.open("w", encoding="utf-8-sig", newline="") as file:
+            with writing_text(path, encoding="utf-8-sig", newline="") as file:
                 rows = csv.writer(file)
                 rows.writerow(_COLUMNS)
                 for source, calls in found.items():

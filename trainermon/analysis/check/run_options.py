@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from trainermon.accuracy.rules import ChosenRules, Rules
 from trainermon.analysis.check.checker_config import CheckerConfig, read_checker_config
 from trainermon.analysis.check.checking import CallsCheck
 from trainermon.analysis.check.saved_errors import save_errors
+from trainermon.core.terminal.manners import note
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -68,4 +68,4 @@ def save_wrong(check: CallsCheck, args: argparse.Namespace, config: CheckerConfi
     folder = (args.save or config.error_data_path) / place
     paths = save_errors(check, folder)
     if paths:
-        sys.stderr.write(f"trainermon check: saved {len(paths)} tensors of wrong calls in {folder}\n")
+        note(f"trainermon check: saved {len(paths)} tensors of wrong calls in {folder}")

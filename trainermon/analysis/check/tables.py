@@ -13,6 +13,7 @@ from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.analysis.check.details import DECIMALS, safe_cell, write_details
 from trainermon.analysis.check.page.page import write_html, write_markdown
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.values import as_plain
 
 SCHEMA_VERSION = 1
@@ -68,7 +69,7 @@ def write_files(
 
 
 def _write_csv(check: CallsCheck, path: Path) -> None:
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
+    with writing_text(path, encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(RESULT_COLUMNS)
         rows.writerows([safe_cell(cell) for cell in row] for row in _rows(check))
@@ -90,7 +91,7 @@ def _write_json(check: CallsCheck, path: Path) -> None:
     """Write a line for each call: that is compact, and an encoder written in C does it."""
     head = document(check)
     calls = ",\n".join(map(json.dumps, head.pop("calls")))
-    path.write_text(f'{json.dumps(head)[:-1]}, "calls": [\n{calls}\n]}}\n', encoding="utf-8")
+    write_text(path, f'{json.dumps(head)[:-1]}, "calls": [\n{calls}\n]}}\n')
 
 
 def _plain(judgement: Judgement) -> dict[str, Any]:

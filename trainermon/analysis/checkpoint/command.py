@@ -25,6 +25,8 @@ from trainermon.analysis.checkpoint.verdicts import SAME, CheckpointComparison, 
 from trainermon.analysis.tensor.arguments import tolerance
 from trainermon.core.documents import read_document
 from trainermon.core.errors import CheckpointError, ConfigError
+from trainermon.core.terminal.manners import has_colour
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.values import as_plain
 
 DEFAULT = ("json", "csv", "html")
@@ -107,8 +109,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    checkpoint = open_checkpoint(args.path)
-    found = check_tensors(checkpoint, args.name, jobs=args.jobs)
+    with ProgressBar("opening the checkpoint"):
+        checkpoint = open_checkpoint(args.path)
+        found = check_tensors(checkpoint, args.name, jobs=args.jobs)
     if not found:
         raise CheckpointError(f"{args.path} has no tensor in whose name {args.name!r} is found")
     if args.json:
@@ -130,8 +133,9 @@ def _by_kind(tensors: list[CheckedTensor]) -> dict[str, list[CheckedTensor]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    checkpoint = open_checkpoint(args.path)
-    found = check_tensors(checkpoint, jobs=args.jobs)
+    with ProgressBar("opening the checkpoint"):
+        checkpoint = open_checkpoint(args.path)
+        found = check_tensors(checkpoint, jobs=args.jobs)
     wrong = [tensor for tensor in found if tensor.faults]
     bad = [tensor for tensor in found if tensor.nans or tensor.infs]
     if args.json:
@@ -150,11 +154,17 @@ def _compare(args: argparse.Namespace) -> int:
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ConfigError(f"-f {unknown[0]!r} is no format: expected some of {', '.join(FORMATS)}")
-    found = compare_checkpoints(args.first, args.second, options=_options(args))
+    with ProgressBar("opening the checkpoints") as bar:
+        found = compare_checkpoints(
+            args.first,
+            args.second,
+            options=_options(args),
+            report=lambda done, total: bar(done, total, "tensors"),
+        )
     if args.json:
         _print_json(as_document(found))
     else:
-        _print(render_comparison(found, colour=sys.stdout.isatty()))
+        _print(render_comparison(found, colour=has_colour()))
     if args.output is not None:
         for path in write_files(found, args.output, formats):
             print(f"  wrote      {path}", file=sys.stderr if args.json else sys.stdout)

@@ -18,6 +18,7 @@ from trainermon.analysis.checkpoint.sums import MappedFiles, sums_of
 from trainermon.analysis.checkpoint.verdicts import WEIGHTS
 from trainermon.analysis.tensor.dtypes import storage_dtype
 from trainermon.core.errors import CheckpointError
+from trainermon.core.terminal.progress import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ def check_tensors(checkpoint: Checkpoint, part: str = "", *, jobs: int = 0) -> l
             files.let_go()
 
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        found = list(pool.map(check, [work for work in _all(checkpoint) if part in work[1].name]))
+        chosen = [work for work in _all(checkpoint) if part in work[1].name]
+        found = list(counted(pool.map(check, chosen), len(chosen), "tensors"))
     refuse_changed(stamps)
     return found
 

@@ -12,6 +12,7 @@ from trainermon.analysis.checkpoint.page import write_html
 from trainermon.analysis.checkpoint.screen import describe_side, said_of
 from trainermon.analysis.checkpoint.verdicts import WEIGHTS, CheckpointComparison, WeightComparison, WeightVerdict
 from trainermon.core.errors import CheckpointError
+from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.values import as_plain
 
 SCHEMA = 1
@@ -55,11 +56,11 @@ def as_document(found: CheckpointComparison) -> dict[str, Any]:
 
 
 def _write_json(found: CheckpointComparison, path: Path) -> None:
-    path.write_text(json.dumps(as_document(found), indent=1, default=str) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(as_document(found), indent=1, default=str) + "\n")
 
 
 def _write_csv(found: CheckpointComparison, path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with writing_text(path, encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
         for tensor in found.tensors:
@@ -74,7 +75,7 @@ def _cell(value: Any) -> Any:
 
 
 def _write_markdown(found: CheckpointComparison, path: Path) -> None:
-    path.write_text("\n".join(_markdown(found)) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(_markdown(found)) + "\n")
 
 
 def _markdown(found: CheckpointComparison) -> Iterator[str]:
@@ -123,7 +124,7 @@ def _write_msprobe(found: CheckpointComparison, path: Path) -> None:
         for tensor in found.tensors
         if tensor.kind == WEIGHTS and tensor.unequal is not None
     }
-    path.write_text(json.dumps(rows, indent=4) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(rows, indent=4) + "\n")
 
 
 _WRITERS: dict[str, Callable[[CheckpointComparison, Path], None]] = {

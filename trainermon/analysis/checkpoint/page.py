@@ -17,6 +17,7 @@ from trainermon.analysis.checkpoint.verdicts import (
 )
 from trainermon.analysis.diagnosis.page.markup import STYLE, section, table, text
 from trainermon.analysis.tensor.screen import number, position
+from trainermon.core.terminal.results import write_text
 
 MAX_ROWS = 1_000
 _MAX_VALUES = 200
@@ -64,7 +65,7 @@ border-bottom:1px solid var(--line)}
 
 def write_html(found: CheckpointComparison, path: Path) -> None:
     """Write one HTML file at `path`."""
-    path.write_text("".join(_page(found)), encoding="utf-8")
+    write_text(path, "".join(_page(found)))
 
 
 def _page(found: CheckpointComparison) -> Iterator[str]:

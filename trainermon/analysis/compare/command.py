@@ -16,10 +16,11 @@ from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
-from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.analysis.compare.summary import render_text
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.manners import has_colour
+from trainermon.core.terminal.progress import ProgressBar
 
 DEFAULT = ("csv", "json")
 DEFAULT_FOLDER = Path("output")
@@ -124,16 +125,14 @@ def main(args: argparse.Namespace) -> int:
     options = dataclasses.replace(read_options(args), stack=not args.no_stack, ray=args.ray)
     target, golden = _sides(args)
     if args.json:
-        as_json = list(documents(target, golden, options=options))
+        with ProgressBar("comparing"):
+            as_json = list(documents(target, golden, options=options))
         sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
         return _status([document["rows"] for document in as_json]) if args.exit_code else 0
     destination = _destination(args)
-    progress = ProgressBar(sys.stderr)
-    try:
+    with ProgressBar("comparing") as progress:
         found = list(outcomes(target, golden, destination, options=options, report=progress))
-    finally:
-        progress.close()
-    sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
+    sys.stdout.write(render_text(found, colour=has_colour()))
     _list_files([path for outcome in found for path in outcome.files])
     return _status([outcome.rows for outcome in found]) if args.exit_code else 0
 

@@ -28,9 +28,9 @@ from trainermon.analysis.compare.metrics import (
 )
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
-from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.progress import Report, stage, tell
 
 _REPORT_ROWS = 256
 
@@ -137,9 +137,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compare_pair(
-    pair: PlacePair, options: CompareOptions, *, threads: int = 1, report: Report = no_report
-) -> Comparison:
+def compare_pair(pair: PlacePair, options: CompareOptions, *, threads: int = 1, report: Report = tell) -> Comparison:
     """Compare the two dumps of `pair` call by call; return the comparison.
 
     `threads` is how many read tensors at a time; `report(done, total, what)` is called as rows are done.
@@ -167,6 +165,7 @@ def collector_off() -> Iterator[None]:
 
 
 def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report: Report) -> Comparison:
+    stage("reading dumps")
     target, golden, notes = read_sides(pair.target, pair.golden)
     members: Mapping[str, tuple[str, ...]] = {}
     if options.mappings.joins:

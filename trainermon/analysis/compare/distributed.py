@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.merging.places import PlacePair
 from trainermon.analysis.compare.output.files import OutputDestination, as_document, write_files
-from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.ray_pool import ray_map
 from trainermon.analysis.compare.summary import RESULTS, ComparisonOutcome, failed, summarise
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.interrupts import end_workers, leave_interrupts
+from trainermon.core.terminal.progress import Report, no_report
 
 _T = TypeVar("_T")
 _Function = Callable[..., _T]
@@ -98,8 +99,12 @@ def _map_here(function: _Function[_T], pairs: list[PlacePair], report: Report) -
 
 def _pool_map(workers: int, function: _Function[_T], pairs: list[PlacePair]) -> Iterator[_T]:
     # spawned: the caller may hold threads and accelerators, which a forked process must not inherit
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=leave_interrupts)
+    try:
         yield from pool.map(function, pairs)
+    finally:
+        end_workers(pool)
 
 
 def _outcome(

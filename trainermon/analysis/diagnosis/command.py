@@ -16,6 +16,9 @@ from trainermon.analysis.diagnosis.next_collection import write_configurations
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.manners import has_colour, note
+from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.results import write_text
 from trainermon.core.topology import OUTPUT_ROOT
 from trainermon.core.values import as_plain
 from trainermon.exporters.store.query import find_run
@@ -68,27 +71,28 @@ def main(args: argparse.Namespace) -> int:
         QueryError: there is no such run.
         DumpError: nothing is known of the step, or a file that says what to collect cannot be written.
     """
-    run_dir, diagnosis = _diagnose(args)
+    with ProgressBar("reading the run"):
+        run_dir, diagnosis = _diagnose(args)
     if args.json:
         sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
     else:
-        sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
+        sys.stdout.write(render_text(diagnosis, colour=has_colour()))
         for path in sorted(run_dir.glob("reports/post-mortem-*.md")):
             sys.stdout.write(f"see also   {path}: ranks stood still or died\n")
     sys.stdout.flush()  # the notes below go to the other stream, and belong behind the report
     if args.html:
         _write_page(args.html, run_dir, diagnosis)
     for path in write_configurations(diagnosis.collect, args.collect) if args.collect else ():
-        sys.stderr.write(f"wrote {path}\n")
+        note(f"wrote {path}")
     return _STATUS.get(diagnosis.verdict, FOUND) if args.exit_code else 0
 
 
 def _write_page(path: Path, run_dir: Path, diagnosis: Diagnosis) -> None:
     try:
-        path.write_text(render_page(run_dir, diagnosis), encoding="utf-8")
+        write_text(path, render_page(run_dir, diagnosis))
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error}") from error
-    sys.stderr.write(f"wrote {path}\n")
+    note(f"wrote {path}")
 
 
 def _diagnose(args: argparse.Namespace) -> tuple[Path, Diagnosis]:

@@ -13,6 +13,7 @@ from typing import Any
 from trainermon.analysis.diagnosis.findings import NextCollection
 from trainermon.analysis.diagnosis.wording import rank_list
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.results import write_text
 from trainermon.core.values import Kind
 
 DUMP_PATH = "dumps"
@@ -91,7 +92,7 @@ def write_configurations(order: NextCollection | None, folder: Path) -> tuple[Pa
             if configuration is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 path = folder / name
-                path.write_text(json.dumps(configuration, indent=2) + "\n", encoding="utf-8")
+                write_text(path, json.dumps(configuration, indent=2) + "\n")
                 written.append(path)
     except OSError as error:
         raise DumpError(f"{folder} cannot be written ({error}): name another folder") from error

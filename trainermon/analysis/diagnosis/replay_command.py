@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.manners import has_colour
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT
 from trainermon.core.values import DumpTask, as_plain
 from trainermon.dump.files.reader import load_raw, read_dump
@@ -69,11 +71,13 @@ def main(args: argparse.Namespace) -> int:
     info = read_dump(place).info
     build = find_builder(args.model)
     out = args.out or run_dir / "reports" / f"replay-step{info.step}-rank{info.rank}"
-    result = _replay(place / KEPT_FILE, build, info, args, out)
+    with ProgressBar(f"running step {info.step} again"):
+        result = _replay(place / KEPT_FILE, build, info, args, out)
     if result.dump is None or result.status in ("refused", "failed"):
         sys.stderr.write(f"trainermon replay: {result.status}: {result.reason}\n")
         return 1
-    diagnosis = diagnose(out, step=info.step)
+    with ProgressBar("reading its dump"):
+        diagnosis = diagnose(out, step=info.step)
     if args.json:
         sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
         return 0
@@ -81,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     if result.status == "clean" and again.reproducibility is not Reproducibility.REPRODUCIBLE:
         sys.stdout.write(_finite_now(args.model, info))
     else:
-        sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
+        sys.stdout.write(render_text(diagnosis, colour=has_colour()))
         if diagnosis.reproducibility is None:
             sys.stdout.write(f"again      {again.reproducibility}: {again.reproducibility_reason}\n")
     sys.stdout.write("".join(f"note       {note}\n" for note in again.notes))

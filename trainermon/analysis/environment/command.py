@@ -19,6 +19,8 @@ from trainermon.analysis.environment.screen import render_comparison, render_pac
 from trainermon.core.environment.pack import SECTIONS, write_pack
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.errors import ConfigError, PackError
+from trainermon.core.terminal.manners import has_colour, note
+from trainermon.core.terminal.progress import ProgressBar
 
 PACK_NAME = "environment.zip"
 MIN_KEY_BYTES = 16
@@ -102,10 +104,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _collect(args: argparse.Namespace) -> int:
     redactor = Redactor(_key(args.secrets_key))
-    pack = collect_environment(args.files, os.environ, redactor, Path.cwd())
-    write_pack(args.output, pack)
-    for note in pack.notes:
-        sys.stderr.write(f"trainermon env: {note}\n")
+    with ProgressBar("collecting"):
+        pack = collect_environment(args.files, os.environ, redactor, Path.cwd())
+        write_pack(args.output, pack)
+    for text in pack.notes:
+        note(f"trainermon env: {text}")
     status = run_job(args.command, args.output) if args.command else 0
     sys.stdout.write(f"wrote {args.output}\n")
     return status
@@ -128,7 +131,7 @@ def _key(path: Path | None) -> bytes | None:
 def _compare(args: argparse.Namespace) -> int:
     rules = LevelRules(read_rules(args.rules) if args.rules else ())
     comparison = compare_packs(read_pack(args.first), read_pack(args.second), rules)
-    sys.stdout.write(render_comparison(comparison, everything=args.all, colour=sys.stdout.isatty()))
+    sys.stdout.write(render_comparison(comparison, everything=args.all, colour=has_colour()))
     if args.output is not None:
         for path in write_files(comparison, args.output, _formats(args.format), everything=args.all):
             sys.stdout.write(f"wrote {path}\n")

@@ -14,6 +14,7 @@ from trainermon.analysis.gradients.verdict import faults_of
 from trainermon.analysis.tensor.screen import printable, table
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import make_private_folder, replace_file
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.hooks.names import chosen
 
 FORMATS = ("csv", "html", "json", "msprobe")
@@ -46,7 +47,8 @@ def main(args: argparse.Namespace) -> int:
         DumpError: A folder has no signs, a file is damaged, or nothing can be written.
     """
     formats = _formats(args)
-    comparison = compare_gradients(args.run, args.other, args.params)
+    with ProgressBar("reading gradients"):
+        comparison = compare_gradients(args.run, args.other, args.params)
     sys.stdout.write(as_json(comparison) if args.json else _screen(comparison))
     if args.output is not None:
         _write(comparison, args.output, formats)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from trainermon.analysis.gradients.runs import GradientRun, RankSigns
 from trainermon.core.errors import DumpError
 from trainermon.core.gradient_signs import GradientPart, SignBitmaps, StoredSigns
+from trainermon.core.terminal.progress import counted
 from trainermon.statistics.bitmaps import differences_of_files, sign_differences
 
 NOTHING, ZERO, POSITIVE, NEGATIVE = -1, 0, 1, 2
@@ -76,7 +77,7 @@ def compare_signs(
         raise DumpError(
             f"{run.path} has steps {_shown(run.steps)}, {other.path} has {_shown(other.steps)}: none in common"
         )
-    for step in common:
+    for step in counted(common, len(common), "steps"):
         here = {rank: read() for rank, read in run.steps[step].items()}
         there = {rank: read() for rank, read in other.steps[step].items()}
         by_rank = run.is_by_rank or other.is_by_rank or _have_same_parts(here, there)

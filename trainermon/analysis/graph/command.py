@@ -35,6 +35,8 @@ from trainermon.analysis.graph.screen import TreeScreen
 from trainermon.analysis.tensor.screen import printable, table
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
+from trainermon.core.terminal.manners import has_colour, note
+from trainermon.core.terminal.progress import ProgressBar
 
 DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
@@ -128,7 +130,8 @@ def main(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> tuple[bool, GraphServer | None]:
     """Read the graphs and print them; return whether one has a finding, and the server that is asked for."""
     how = {"step": args.step, "rank": args.rank, "by_stack": args.nest == NESTS[0]}
-    graphs = list(read_graphs(args.path, args.golden, options=read_options(args), **how))
+    with ProgressBar("reading dumps"):
+        graphs = list(read_graphs(args.path, args.golden, options=read_options(args), **how))
     _show(graphs, args)
     server = None
     if args.serve is not None or args.open:
@@ -163,8 +166,9 @@ def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
     else:
         sys.stdout.write(_screen(graphs, args.depth, overflow=args.overflow))
     if args.output is not None:
-        _write(graphs, args)
-        sys.stderr.write(f"wrote {args.output}\n")
+        with ProgressBar(f"writing {args.output}"):
+            _write(graphs, args)
+        note(f"wrote {args.output}")
 
 
 def _write(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
@@ -196,7 +200,7 @@ def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
         if len(graphs) > MAX_NAMED:
             lines[-1:] = [f"  and {len(graphs) - MAX_NAMED} more", ""]
     shown = shown_first(graphs)
-    is_bold = sys.stdout.isatty()
+    is_bold = has_colour()
     sentence = printable(shown.found.sentence)
     lines += [f"\033[1m{sentence}\033[0m" if is_bold else sentence, ""]
     levels = overflow_levels(shown.tree) if overflow else None

@@ -24,6 +24,7 @@ from trainermon.analysis.script.collective import recorded_collective
 from trainermon.analysis.script.emit import ReproducedCall, tensors_of, write_collective, write_folder
 from trainermon.analysis.script.shrink import shrink
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.dump.files.reader import RawDump, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, EntryRecord
 from trainermon.replay.dumped_calls import rebuild
@@ -92,7 +93,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--data random: only a forward call can be given random inputs")
     if is_backward:
         reproduced = _recorded_backward(directory, reproduced)
-    lines = list(_verdicts(reproduced, args.device))
+    with ProgressBar("running the call"):
+        lines = list(_verdicts(reproduced, args.device))
     if is_random:  # nothing was recorded for these inputs: what the device gives now is expected of others
         lines[0] = f"random inputs of seed {args.seed}"
         reproduced = dataclasses.replace(reproduced, recorded=tensors_of(call_on(reproduced.call, args.device)))

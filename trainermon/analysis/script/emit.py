@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from trainermon.accuracy.reference import Reference, unit_roundoff
 from trainermon.analysis.script.collective import ReproducedCollective, collective_files, collective_text
 from trainermon.analysis.script.literals import call_text, function_text
 from trainermon.core.errors import DumpError
-from trainermon.core.private_files import open_private
+from trainermon.core.private_files import replace_file, replacing
 
 INPUTS_FILE, EXPECTED_FILE, ENVIRONMENT_FILE = "inputs.pt", "expected.pt", "environment.json"
 GENERATOR_FILE = "generator.pt"
@@ -210,10 +209,9 @@ def tensors_of(output: Any) -> tuple[Tensor, ...]:
 
 
 def _save(value: Any, path: Path) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with replacing(path) as file:
         torch.save(value, file)
 
 
 def _write(text: str, path: Path) -> None:
-    with open(path, "w", encoding="utf-8", opener=open_private) as file:
-        file.write(text)
+    replace_file(path, text.encode())

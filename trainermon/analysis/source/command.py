@@ -16,6 +16,8 @@ from trainermon.analysis.source.report import SourceReport, read_report
 from trainermon.analysis.source.screen import render
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
+from trainermon.core.terminal.manners import note
+from trainermon.core.terminal.progress import ProgressBar
 
 SCHEMA = 1
 DIFFERENT = 3
@@ -45,7 +47,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump, it is damaged, or no call was made in the file that was asked for.
     """
-    report = read_report(args.path, args.golden, step=args.step, rank=args.rank, options=read_options(args))
+    with ProgressBar("reading dumps"):
+        report = read_report(args.path, args.golden, step=args.step, rank=args.rank, options=read_options(args))
     if args.json:
         sys.stdout.write(json.dumps(as_document(report), indent=1) + "\n")
     else:
@@ -55,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
             replace_file(args.output, render_page(report).encode())
         except OSError as error:
             raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
-        sys.stderr.write(f"wrote {args.output}\n")
+        note(f"wrote {args.output}")
     return DIFFERENT if args.exit_code and by_gravity(report.lines) else 0
 
 

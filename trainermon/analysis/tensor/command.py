@@ -30,6 +30,9 @@ from trainermon.analysis.tensor.show import (
     render_rows,
 )
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.manners import has_colour
+from trainermon.core.terminal.progress import ProgressBar, counted
+from trainermon.core.terminal.results import write_text
 from trainermon.core.values import as_plain
 from trainermon.dump.files.records import TENSOR_FOLDER
 
@@ -119,7 +122,7 @@ def _show(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(found)
     else:
-        _print(render_profile(tensor, found, part, colour=sys.stdout.isatty()))
+        _print(render_profile(tensor, found, part, colour=has_colour()))
 
 
 def _refuse_index(args: argparse.Namespace) -> None:
@@ -146,7 +149,7 @@ def _print_list(rows: Iterable[tuple[tuple[str, ...], Any]], args: argparse.Name
     rows = iter(rows)
     found = False
     while batch := list(islice(rows, _BATCH if sys.stdout.isatty() else None)):
-        lines = list(render_rows([row for row, _ in batch], colour=sys.stdout.isatty()))
+        lines = list(render_rows([row for row, _ in batch], colour=has_colour()))
         _print(lines[1:] if found else lines)
         found = True
     if not found:
@@ -184,15 +187,16 @@ def _diff_pair(args: argparse.Namespace, ours: StoredTensor, theirs: StoredTenso
 def _diff_folders(args: argparse.Namespace) -> None:
     theirs = {_place(tensor, args.other): tensor for tensor in args.other.tensors()}
     lonely, refused, found = [], [], []
-    for tensor in args.tensor.tensors():
-        place = _place(tensor, args.tensor)
-        other = theirs.pop(place, None)
-        if other is None:
-            lonely.append(f"only in {args.tensor.path}: {place}")
-        elif other.shape != tensor.shape:
-            refused.append(f"{place}: {list(tensor.shape)} and {list(other.shape)}")
-        else:
-            found.append((place, _diff_pair(args, tensor, other)))
+    with ProgressBar("reading tensors"):
+        for tensor in counted(args.tensor.tensors(), len(theirs), "tensors"):
+            place = _place(tensor, args.tensor)
+            other = theirs.pop(place, None)
+            if other is None:
+                lonely.append(f"only in {args.tensor.path}: {place}")
+            elif other.shape != tensor.shape:
+                refused.append(f"{place}: {list(tensor.shape)} and {list(other.shape)}")
+            else:
+                found.append((place, _diff_pair(args, tensor, other)))
     lonely += [f"only in {args.other.path}: {place}" for place in theirs]
     if args.json:
         pairs = [as_plain(diff) for _, diff in found]
@@ -234,7 +238,7 @@ def _hist(args: argparse.Namespace) -> None:
         tensor = tensor.part(parse_index(args.index, tensor.shape).index)
     found = histogram(tensor, bins=args.bins, by_power=args.log)
     if args.svg:
-        args.svg.write_text(render_svg(found), encoding="utf-8")
+        write_text(args.svg, render_svg(found))
     if args.json:
         _print_json(found)
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.dump.files.reader import load_partial
 from trainermon.dump.files.records import (
     CONSTRUCT_FILE,
@@ -73,9 +74,10 @@ def main(arguments: argparse.Namespace) -> int:
 
     Return 0, or 1 if there was none.
     """
-    found = list(unfinished(arguments.directory))
-    for directory in found:
-        sys.stdout.write(f"{directory}: {restore_dump(directory)} entries\n")
+    with ProgressBar("looking for unfinished dumps"):
+        found = list(unfinished(arguments.directory))
+        numbers = [restore_dump(directory) for directory in counted(found, len(found), "dumps")]
+    sys.stdout.writelines(f"{folder}: {number} entries\n" for folder, number in zip(found, numbers, strict=True))
     if not found:
         sys.stdout.write(f"{arguments.directory}: no dump of a killed process\n")
     return 0 if found else 1

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from trainermon.core.errors import QueryError, StoreError
 from trainermon.core.spool import spool_root
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
 from trainermon.exporters.store.store import open_run
@@ -110,7 +111,9 @@ def main(args: argparse.Namespace) -> int:
         return 0
     flush_agents(run_dir)
     limit = args.limit if args.limit is not None or args.format != "table" else _TABLE_ROWS
-    sys.stdout.writelines(_FORMATS[args.format](run_query(run_dir, sql, limit=limit)))
+    with ProgressBar("asking"):
+        found = run_query(run_dir, sql, limit=limit)
+    sys.stdout.writelines(_FORMATS[args.format](found))
     return 0
 
 

@@ -1,6 +1,5 @@
 """Which dumps are found below a folder, and which are compared; several ranks at once."""
 
-import io
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import trainermon
 from trainermon.analysis.compare import CompareOptions, compare, compare_distributed
 from trainermon.analysis.compare.distributed import outcomes
 from trainermon.analysis.compare.merging.places import find_places, pair_places
-from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.cli import main
 from trainermon.core.errors import DumpError
 
@@ -164,28 +162,6 @@ def test_the_baseline_is_that_of_the_rank_in_question(two_ranks):
 
 def test_the_face_hands_out_both_functions():
     assert (trainermon.compare, trainermon.compare_distributed) == (compare, compare_distributed)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_bar_tells_how_far_it_is_and_how_long_it_takes():
-    seconds = iter([0.0, 1.0, 1.1, 2.0])
-    terminal = Terminal()
-    bar = ProgressBar(terminal, clock=lambda: next(seconds))
-    for done in (1, 2, 3):
-        bar(done, 4, "dumps")
-    bar.close()
-
-    drawn = terminal.getvalue().split("\r\033[K")
-    assert drawn == [
-        "",
-        "[#######-----------------------] 1 of 4 dumps, 3 s left",
-        f"[{'#' * 22}{'-' * 8}] 3 of 4 dumps, 1 s left",
-        "",
-    ]
 
 
 @pytest.mark.parametrize(("sides", "what"), [("step3/rank1", "rows"), ("", "dumps")])

@@ -15,6 +15,7 @@ from trainermon.analysis.check.against.pairs import PairVerdict, pair_verdict
 from trainermon.analysis.check.details import BLANK, DECIMALS, METRIC_COLUMNS, NAME, safe_cell
 from trainermon.analysis.check.details_rows import DetailsRow
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.results import writing_text
 
 UNMATCHED = "unmatched"
 RULES = (Rules.TRAINERMON, Rules.MSPROBE, Rules.MSPROBE8, Rules.CANN)
@@ -177,7 +178,7 @@ def write_against(against: Against, folder: Path, stamp: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, (columns, rows) in zip(paths, tables.values(), strict=True):
-            with path.open("w", encoding="utf-8-sig", newline="") as file:
+            with writing_text(path, encoding="utf-8-sig", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(columns)
                 writer.writerows([safe_cell(cell) for cell in row] for row in rows)

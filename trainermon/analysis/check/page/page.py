@@ -16,6 +16,7 @@ from trainermon.analysis.check.page.drawings import heat_map, histogram, legend,
 from trainermon.analysis.check.page.views import CallView, ResultView, views_of
 from trainermon.analysis.check.screen import described, headline
 from trainermon.analysis.diagnosis.page.markup import STYLE, section, table, text
+from trainermon.core.terminal.results import write_text
 
 MAX_FOLDS = 500
 MAX_ROWS = 50
@@ -29,7 +30,7 @@ _NO_CALL = CallView((), ())
 
 def write_html(check: CallsCheck, path: Path) -> None:
     """Write one HTML file at `path`. Cost: up to six runs in float64 of each of the first wrong calls."""
-    path.write_text(render_page(check, views_of(check)), encoding="utf-8")
+    write_text(path, render_page(check, views_of(check)))
 
 
 def render_page(check: CallsCheck, views: dict[str, CallView]) -> str:
@@ -138,7 +139,7 @@ def _skipped(check: CallsCheck) -> str:
 
 def write_markdown(check: CallsCheck, path: Path) -> None:
     """Write a Markdown file at `path`: the headline, counts, and the first calls that do not pass."""
-    path.write_text("\n".join(_markdown(check)) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(_markdown(check)) + "\n")
 
 
 def _markdown(check: CallsCheck) -> Iterator[str]:

@@ -17,6 +17,8 @@ from trainermon.analysis.compare.output.tables import header
 from trainermon.analysis.compare.summary import RESULTS, headline
 from trainermon.analysis.compare.verdicts import PASS, CallResult, ResultRow
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.progress import stage
+from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.values import as_plain
 
 FORMATS = ("csv", "xlsx", "json", "md", "html")
@@ -55,6 +57,7 @@ def write_files(comparison: Comparison, destination: OutputDestination) -> tuple
 
 
 def _write_files(comparison: Comparison, destination: OutputDestination) -> Iterator[Path]:
+    stage("writing files")
     destination.folder.mkdir(parents=True, exist_ok=True)
     label = f"_{comparison.label.replace(' ', '_')}" if comparison.label else ""
     for name in destination.formats:
@@ -64,13 +67,13 @@ def _write_files(comparison: Comparison, destination: OutputDestination) -> Iter
         yield path
     if destination.advisor:
         path = destination.folder / f"advisor{label}_{destination.stamp}.txt"
-        path.write_text(advisor_text(comparison), encoding="utf-8")
+        write_text(path, advisor_text(comparison))
         yield path
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:
     """Write the result table, one line per compared tensor or argument, to the csv file `path`."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with writing_text(path, encoding="utf-8", newline="") as file:
         file.write(",".join(header(comparison.mode)) + "\n")
         file.writelines(f"{line}\n" for _, line in lines(comparison, _CSV))
 
@@ -96,7 +99,7 @@ _CSV = CellSyntax(text=("", ""), number=("", ""), between=",", escape=_quoted)
 
 def write_json(comparison: Comparison, path: Path) -> None:
     """Write every call, and the rows of those that do not pass, as JSON; README.md describes the fields."""
-    path.write_text(json.dumps(as_document(comparison), indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(as_document(comparison), indent=1) + "\n")
 
 
 def as_document(comparison: Comparison) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from trainermon.analysis.compare.summary import (
     unmatched_sides,
 )
 from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, ResultRow
+from trainermon.core.terminal.results import write_text
 
 MAX_BLAMED = 10
 MAX_CALLS = 2_000
@@ -50,7 +51,7 @@ b.error{border:1px solid;border-radius:4px;padding:0 5px;font-size:12px;font-wei
 
 def write_markdown(comparison: Comparison, path: Path) -> None:
     """Write a Markdown file at `path`: the summary, the blamed calls, and the first calls that differ."""
-    path.write_text("\n".join(_markdown(comparison)) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(_markdown(comparison)) + "\n")
 
 
 def write_html(comparison: Comparison, path: Path) -> None:
@@ -58,7 +59,7 @@ def write_html(comparison: Comparison, path: Path) -> None:
 
     At most `MAX_CALLS` calls, the first ones.
     """
-    path.write_text("".join(_html(comparison)), encoding="utf-8")
+    write_text(path, "".join(_html(comparison)))
 
 
 def _markdown(comparison: Comparison) -> Iterator[str]:

@@ -17,6 +17,7 @@ from trainermon.analysis.compare.output.lines import CellSyntax, lines
 from trainermon.analysis.compare.output.tables import header
 from trainermon.analysis.compare.verdicts import ERROR, UNMATCHED, WARNING
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.results import writing
 
 MAX_ROWS = 1_048_500
 _ZIP64_ROWS = 500_000  # from here on a sheet may exceed 2 GiB, for which the zip format needs another kind of entry
@@ -74,7 +75,7 @@ def write_xlsx(comparison: Comparison, path: Path) -> None:
     num_rows = sum(comparison.row_counts().values())
     if num_rows > MAX_ROWS:
         raise DumpError(f"{num_rows:,} rows are more than a sheet can hold ({MAX_ROWS:,}): write csv")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as book:
+    with writing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as book:
         for name, part in _PARTS.items():
             book.writestr(name, _XML + part)
         with book.open("xl/worksheets/sheet1.xml", "w", force_zip64=num_rows > _ZIP64_ROWS) as sheet:

@@ -1,0 +1,1 @@
+"""What every command does alike in a terminal."""
