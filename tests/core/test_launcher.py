@@ -116,7 +116,7 @@ def test_an_agent_that_ends_at_its_start_is_quoted(tmp_path, monkeypatch):
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
 
-    with pytest.raises(SpoolError, match=r"ended at its start with status 3: the reason; see .*agent\.stderr"):
+    with pytest.raises(SpoolError, match=r"ended at its start with status 3: the reason$"):
         start_agent(tmp_path)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import site
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def start_agent(spool: Path) -> None:
     if is_served(spool.absolute().parent):
         return
     errors = spool / STDERR_FILE
+    child = None
     try:
         with open(errors, "wb", opener=open_private) as stream:
             command = [sys.executable, "-m", "trainermon.agent", "--detach", str(spool.absolute())]
@@ -87,10 +89,13 @@ def start_agent(spool: Path) -> None:
             )
             status = child.wait(START_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
+        if child is not None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         raise SpoolError(f"the agent cannot be started by {sys.executable!r}: {error}") from error
     if status != 0:
         said = errors.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise SpoolError(f"the agent ended at its start with status {status}: {said or 'no message'}; see {errors}")
+        raise SpoolError(f"the agent ended at its start with status {status}: {said or 'no message'}")
 
 
 def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:

@@ -24,6 +24,15 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 WHOLE_NUMBERS = ("start_step", "step_interval", "collect_times", "ndigits", "step_count_per_record")
 OF_FILES = ("ops", "ndigits", "step_count_per_record", "append_output")
+_QUANTITIES = (
+    "mg_direction",
+    "monitor_mbs_grad",
+    "mv_distribution",
+    "param_distribution",
+    "recording_l2_features",
+    "ur_distribution",
+    "xy_distribution",
+)
 PYTORCH = ("pytorch", "pt", "torch")
 V2_WITHOUT_EFFECT: Mapping[str, str] = {
     "async_write": "files are always written by another process",
@@ -67,8 +76,12 @@ def _drop(keys: Mapping[str, str], wanted: dict[str, Any], notes: list[str]) -> 
 
 
 def _take_defaults(wanted: dict[str, Any], notes: list[str]) -> None:
+    """Take msprobe's defaults; a configuration that asks for nothing else is not left without gradients."""
+    collectives = wanted.get("cc_distribution")
+    asks_for_more = any(map(wanted.get, _QUANTITIES)) or isinstance(wanted.get("targets"), Mapping)
+    asks_for_more |= isinstance(collectives, Mapping) and bool(collectives.get("enable"))
     for key, value in (("format", "csv"), ("wg_distribution", False)):
-        if key not in wanted:
+        if key not in wanted and (asks_for_more or key == "format"):
             wanted[key] = value
             notes.append(f"{key} is not given: {str(value).lower()}, as in msprobe, which this configuration is for")
 

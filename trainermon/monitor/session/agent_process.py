@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,16 @@ class AgentProcess:
         run: The run.
         coordinates: The rank's position in the job.
         files: The rank's journal and control page.
+
+    Attributes:
+        is_page_awaited: Whether the address of the page is not told yet.
     """
 
     def __init__(self, run: RunIdentity, coordinates: Coordinates, files: RankSpool) -> None:
         self._run = run
         self._coordinates = coordinates
         self._files = files
+        self.is_page_awaited = False
 
     def start(self, config: MonitorConfig, rows: int, *, device: torch.device, edits: Path | None) -> None:
         """Write the agent's settings, start it if `config` says so, and log the address of its page.
@@ -70,14 +74,23 @@ class AgentProcess:
         launcher.start_agent(self._files.directory)
         status = self._wait_for_status(lambda status: bool(status.get("url")), PAGE_WAIT_S)
         if status:
-            logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
+            _log_page(status)
         else:
+            self.is_page_awaited = True
+            logger.info("the agent is not up after %.0f s; the address of its page follows", PAGE_WAIT_S)
+
+    def tell_page(self, *, is_last: bool) -> None:
+        """Log the address of the page if the agent has one by now; if not, and it `is_last`, where to look for it.
+
+        Reads a small file on this node. `is_page_awaited` says whether there is still something to tell.
+        """
+        status = self._wait_for_status(lambda status: bool(status.get("url")), 0.0)
+        self.is_page_awaited = not (status or is_last)
+        if status:
+            _log_page(status)
+        elif is_last:
             log = self._run.directory / "nodes" / "*" / "agent.log"
-            logger.warning(
-                "the agent is not up after %.0f s; if it is only slow, `grep page %s` tells later where its page is",
-                PAGE_WAIT_S,
-                log,
-            )
+            logger.warning("the agent has no page yet; %s says why, and later where it is: grep page", log)
 
     def wait(self, config: AgentConfig) -> None:
         """Wait until the agent has stored everything that this rank wrote, as long as `config` allows.
@@ -128,6 +141,10 @@ class AgentProcess:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(POLL_S)
+
+
+def _log_page(status: Mapping[str, Any]) -> None:
+    logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
 
 
 def _not_estimated(config: MonitorConfig) -> str:

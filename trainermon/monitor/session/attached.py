@@ -29,7 +29,8 @@ from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.monitor.session.dumps import RankDumps
-from trainermon.monitor.session.rank_spool import RankSpool
+from trainermon.monitor.session.made_places import MadePlaces
+from trainermon.monitor.session.rank_spool import RankSpool, spool_of
 from trainermon.monitor.session.reconfigure import LiveReconfiguration
 from trainermon.monitor.session.run_files import write_run_files
 from trainermon.monitor.session.step_loop import RankParts, StepLoop
@@ -40,6 +41,8 @@ from trainermon.monitor.taps.training import Training
 logger = logging.getLogger("trainermon")
 
 MAX_TRACEBACK = 16_384
+PAGE_STEPS = 10
+"""After so many steps at the latest the log says where the page is."""
 
 _PHASES: Mapping[str, Phase] = MappingProxyType(
     {"setup": Phase.SETUP, "checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION}
@@ -84,7 +87,12 @@ class AttachedTraining:
         self._pid = os.getpid()
         self._coordinates = coordinates
         self._config = config
-        self._files = RankSpool(run, coordinates, config)
+        self._made = MadePlaces(run.directory, spool_of(run, config), coordinates)
+        try:
+            self._files = RankSpool(run, coordinates, config)
+        except BaseException:
+            self._made.remove()
+            raise
         self._agent = AgentProcess(run, coordinates, self._files)
         origin = DumpOrigin(run, coordinates, training, self._files.outbox, config.dump_source)
         self._parts = RankParts(
@@ -99,6 +107,7 @@ class AttachedTraining:
         )
         self._witness = RankWitness(self._files.directory, coordinates.rank, config.hang, self._parts.groups)
         self._loop: StepLoop | None = None
+        self._first_step = 0
         self._reconfiguration = LiveReconfiguration(self._files.page, self._files.journal, self._reconfigure)
 
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
@@ -115,10 +124,11 @@ class AttachedTraining:
         )
         rows = self._loop.taps.estimate_rows()
         bytes_per_step = rows * JOURNAL_BYTES_PER_ROW
+        self._loop.start()
         write_run_files(
             self.run, self._coordinates, self._config, self._parts.training, bytes_per_step=bytes_per_step, notes=notes
         )
-        if self._coordinates.local_rank == 0:
+        if self._coordinates.local_rank == 0:  # last: whatever can be refused is refused before a process is started
             edits = Path(config_source) if isinstance(config_source, str | Path) else None
             self._agent.start(
                 self._config,
@@ -126,7 +136,7 @@ class AttachedTraining:
                 device=self._parts.training.device,
                 edits=edits if is_followed(self._config) else None,
             )
-        self._loop.start()
+        self._first_step = step
         _living.add(self)
 
     def stop_in_child(self) -> None:
@@ -205,10 +215,11 @@ class AttachedTraining:
             _contained(ending)
 
     def undo_start(self) -> None:
-        """Undo a `start` that has failed: remove the hooks and close the files."""
+        """Undo a `start` that has failed: remove the hooks, and the files and folders that it has made."""
         if self._loop is not None:
             _contained(self._loop.detach)
-        self._close_files()
+        _contained(self._close_files)
+        self._made.remove()
 
     def _close_files(self) -> None:
         """Close the files of the spool, and release the rank's lock."""
@@ -237,10 +248,12 @@ class AttachedTraining:
         self._files.journal.append_event(DetachedEvent(message=message))
 
     def _between_steps(self, step: int) -> None:
-        """Look for commands; it is memory that is looked at, never a file, unless something has come."""
+        """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         epoch = self._files.page.epoch()
         self._parts.dumps.poll_commands(step, epoch)
         self._witness.notice_groups()
+        if self._agent.is_page_awaited:
+            self._agent.tell_page(is_last=step >= self._first_step + PAGE_STEPS)
         self._reconfiguration.poll(step, epoch)
 
     def _reconfigure(self, wanted: MonitorConfig) -> MonitorConfig:

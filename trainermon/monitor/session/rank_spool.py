@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -12,7 +13,7 @@ from trainermon.core.config import MonitorConfig
 from trainermon.core.control import ControlPage
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.outbox import Outbox
-from trainermon.core.spool import RankLock, memory_share_bytes, open_spool
+from trainermon.core.spool import RankLock, memory_share_bytes, open_spool, spool_root
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates
 
@@ -32,17 +33,29 @@ class RankSpool:
 
     def __init__(self, run: RunIdentity, coordinates: Coordinates, config: MonitorConfig) -> None:
         self.directory = open_spool(run.run_id, Path(config.spool_dir) if config.spool_dir else None)
-        self._lock = RankLock(self.directory, coordinates.rank)
-        self.page = ControlPage(self.directory, coordinates.rank)
-        budget = min(int(config.spool_mb * (1 << 20)), memory_share_bytes(self.directory, coordinates.local_world_size))
-        self.journal = JournalWriter(self.directory, _header(run, coordinates), budget_bytes=budget)
-        self.outbox = Outbox(self.directory, run.directory, coordinates.rank)
+        with contextlib.ExitStack() as opened:  # closes what is open if the rest cannot be opened
+            self._lock = RankLock(self.directory, coordinates.rank)
+            opened.callback(self._lock.close)
+            self.page = ControlPage(self.directory, coordinates.rank)
+            opened.callback(self.page.close)
+            share = memory_share_bytes(self.directory, coordinates.local_world_size)
+            budget = min(int(config.spool_mb * (1 << 20)), share)
+            self.journal = JournalWriter(self.directory, _header(run, coordinates), budget_bytes=budget)
+            opened.callback(self.journal.close)
+            self.outbox = Outbox(self.directory, run.directory, coordinates.rank)
+            opened.pop_all()
 
     def close(self) -> None:
         """Close the files, and release the rank's lock."""
         self.journal.close()
         self.page.close()
         self._lock.close()
+
+
+def spool_of(run: RunIdentity, config: MonitorConfig) -> Path:
+    """Return where the spool of a run is on this node; it need not exist yet."""
+    root = Path(config.spool_dir) if config.spool_dir else spool_root()
+    return root.absolute() / run.run_id
 
 
 def _header(run: RunIdentity, coordinates: Coordinates) -> Header:
