@@ -198,7 +198,7 @@ def test_a_format_needs_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     parse_config({"format": "csv"})
-    with pytest.raises(ConfigError, match=r"'tensorboard' needs the package tensorboard, .*trainermon\[tensorboard\]"):
+    with pytest.raises(ConfigError, match=r"'tensorboard' needs the package tensorboard, .*pip install tensorboard$"):
         parse_config({"format": "tensorboard"})
 
 

@@ -11,6 +11,8 @@ REGISTRY = re.compile(
     re.IGNORECASE,
 )
 HOME = re.compile(r"/(home|Users|root)/[A-Za-z]")
+# No index has a package of ours; whoever registers the name first could have it installed.
+UNPUBLISHED = re.compile("pip install " + r"""[^`|"\n]*?(?<![\w./-])trainermon(?![\w/-])(?!-[\d*])""")
 
 
 def tracked_texts():
@@ -25,6 +27,16 @@ def test_no_registry_address_and_no_home_folder_is_named():
     found = [name for name, text in tracked_texts() if REGISTRY.search(text) or HOME.search(text)]
 
     assert found == []
+
+
+def test_nobody_is_told_to_install_a_name_that_is_not_published():
+    assert [name for name, text in tracked_texts() if UNPUBLISHED.search(text)] == []
+
+
+def test_a_name_that_is_not_published_is_seen():
+    assert UNPUBLISHED.search("pip install " + "trainermon")
+    assert UNPUBLISHED.search("pip install " + "--upgrade 'trainermon[ray]'")
+    assert not UNPUBLISHED.search("pip install " + "dist/trainermon-0.1.0-py3-none-any.whl")
 
 
 def test_an_address_and_a_home_folder_are_seen():

@@ -2,7 +2,7 @@
 
     <run>/tensorboard/rank0/actv/events.out.tfevents…      vp0:fc1.input:micro0/norm
 
-Needs the package tensorboard (`pip install trainermon[tensorboard]`), but neither torch nor TensorFlow.
+Needs the package tensorboard (`pip install tensorboard`), but neither torch nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ try:
     from tensorboard.summary.writer.record_writer import RecordWriter
 except ImportError as error:
     raise ConfigError(
-        "event files for TensorBoard need the package tensorboard, which is not installed here: "
-        "pip install 'trainermon[tensorboard]'"
+        "event files for TensorBoard need the package tensorboard, which is not installed here: pip install tensorboard"
     ) from error
 
 FOLDER = "tensorboard"

@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         import aiohttp as _  # noqa: F401 - asked for here, where its absence can be explained
     except ModuleNotFoundError:
-        raise ConfigError("the controller needs aiohttp: pip install 'trainermon[controller]'") from None
+        raise ConfigError("the controller needs aiohttp: pip install aiohttp") from None
     from trainermon.agent.controller.settings import load_settings
     from trainermon.agent.lifecycle.open_files import raise_file_limit
 

@@ -37,7 +37,7 @@ def ray_map(address: str) -> Iterator[Callable[[Callable[[_In], _Out], Iterable[
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("a Ray cluster needs the package ray: pip install 'trainermon[ray]'") from error
+        raise ConfigError("a Ray cluster needs the package ray: pip install ray") from error
     was_connected = ray.is_initialized()
     if not was_connected:
         _connect(ray, address)

@@ -107,7 +107,7 @@ def check_formats(names: Sequence[str]) -> None:
             if package is not None and importlib.util.find_spec(package) is None:
                 raise ConfigError(
                     f"{path}: {name!r} needs the package {package}, which is not installed; "
-                    f"pip install 'trainermon[{name}]'"
+                    f"pip install {package.replace('_', '-')}"
                 )
             continue
         known = sorted({*FORMATS, *(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))})

@@ -42,7 +42,7 @@ class Grafana:
         try:
             from grafana_api import grafana_api, grafana_face
         except ImportError as error:
-            raise ConfigError("grafana-api is not installed: pip install 'trainermon[grafana]'") from error
+            raise ConfigError("grafana-api is not installed: pip install grafana-api") from error
         self._error: type[Exception] = grafana_api.GrafanaException
         path = parts.path.strip("/")
         self._api = grafana_face.GrafanaFace(

@@ -29,10 +29,9 @@ from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.monitor.session.dumps import RankDumps
-from trainermon.monitor.session.made_places import MadePlaces
 from trainermon.monitor.session.rank_spool import RankSpool, spool_of
 from trainermon.monitor.session.reconfigure import LiveReconfiguration
-from trainermon.monitor.session.run_files import write_run_files
+from trainermon.monitor.session.run_files import MadePlaces, write_run_files
 from trainermon.monitor.session.step_loop import RankParts, StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.session.witness import RankWitness

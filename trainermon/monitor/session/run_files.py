@@ -5,10 +5,12 @@ Of the environment it keeps what the allow-list names, see `core/environment/var
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ import trainermon
 from trainermon.core.config import MonitorConfig, OutputConfig, RunSettings
 from trainermon.core.errors import AttachError
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
+from trainermon.core.spool import OUTBOX_FOLDER, list_ranks
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, as_plain
 from trainermon.monitor.environment.kept_settings import kept_settings
@@ -57,6 +60,45 @@ def write_run_files(  # noqa: PLR0913  # what the files say
             f"the run directory {run.directory} cannot be written ({error}): set output_dir or TRAINERMON_OUTPUT to a "
             "folder that every node can write to"
         ) from error
+
+
+class MadePlaces:
+    """Knows which files and folders of a rank were not there when this was created.
+
+    Args:
+        run_directory: Where the run will be.
+        spool: Where its spool will be.
+        coordinates: The rank's position in the job.
+    """
+
+    def __init__(self, run_directory: Path, spool: Path, coordinates: Coordinates) -> None:
+        self._spool = spool
+        rank = coordinates.rank
+        node = run_directory / "nodes" / socket.gethostname()
+        self._patterns = [] if rank in list_ranks(spool) else [f"rank{rank:05d}.*"]
+        if coordinates.local_rank == 0 and not (spool / "agent.json").exists():
+            self._patterns.append("agent.*")
+        files = [run_directory / "ranks" / f"rank{rank:05d}.json"]
+        files += [run_directory / "run.json"] if rank == 0 else []
+        self._files = [path for path in files if not path.exists()]
+        folders = [run_directory / "ranks", node, spool / OUTBOX_FOLDER]
+        folders = [path for folder in folders for path in (folder, *folder.parents)]
+        self._folders = sorted({path for path in folders if not path.exists()}, key=lambda path: -len(path.parts))
+        self._node = node if coordinates.local_rank == 0 and node in self._folders else None
+
+    def remove(self) -> None:
+        """Remove what has come since, as far as no other rank has put anything there; raises nothing."""
+        with contextlib.suppress(OSError):
+            for pattern in self._patterns:
+                for path in self._spool.glob(pattern):
+                    path.unlink(missing_ok=True)
+            for path in self._files:
+                path.unlink(missing_ok=True)
+        if self._node is not None:
+            shutil.rmtree(self._node, ignore_errors=True)
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _about_rank(
