@@ -37,6 +37,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = 0xFFFFFFFF
 # Elements that are widened to 64 bits at a time: few launches on an accelerator, the L2 cache on a CPU.
 DEVICE_PIECE, CPU_PIECE = 1 << 22, 1 << 15
+SHORT_ROW = 32
+"""Elements of a row below which torch calls over all rows cost less than a row after the other."""
 
 
 @torch.no_grad()
@@ -55,6 +57,26 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
     if scan is not None and all(flat.is_cpu for flat in flats):
         return scan(flats)
     return torch.stack([_by_torch(flat).to(flats[0].device, non_blocking=True) for flat in flats])
+
+
+@torch.no_grad()
+def row_checksums(tensor: Tensor) -> Tensor:
+    """Return the checksum of each part along the first dimension, int64 `[rows]` on the tensor's device.
+
+    A scalar is one row. They add up to the checksum of the tensor, and those of parts of a row to that of the row.
+    Reads, waits and costs as `checksums` does where rows have some hundred elements or more.
+
+    Raises:
+        ValueError: The tensor has elements but no memory.
+    """
+    flat = _integers(plain(tensor).contiguous())  # rows as they are counted, not as memory has them
+    num_rows = tensor.shape[0] if tensor.dim() else 1
+    rows = flat.reshape(num_rows, -1) if flat.numel() else flat.reshape(num_rows, 0)
+    scan = _compiled()
+    if scan is not None and flat.is_cpu and rows.shape[1] >= SHORT_ROW:
+        return scan.rows(rows)
+    pieces = torch.split(rows, max(1, (CPU_PIECE if flat.is_cpu else DEVICE_PIECE) // max(1, rows.shape[1])))
+    return torch.cat([_of_rows(piece) for piece in pieces])
 
 
 @torch.no_grad()
@@ -103,6 +125,11 @@ def _of_device_piece(piece: Tensor) -> Tensor:
     return (wide * wide).sum(dtype=torch.int64) + piece.sum(dtype=torch.int64) * MULTIPLIER
 
 
+def _of_rows(rows: Tensor) -> Tensor:
+    wide = rows.to(torch.int64)
+    return (wide + MULTIPLIER).mul_(wide).sum(dim=1)
+
+
 class _ChecksumKernel:
     """The compiled function, see checksums.c."""
 
@@ -113,11 +140,22 @@ class _ChecksumKernel:
 
     def __call__(self, flats: Sequence[Tensor]) -> Tensor:
         """Return the checksums of flat CPU tensors of integers, int64 `[n]`."""
-        lies = torch.tensor(
-            [(f.data_ptr(), f.numel(), f.element_size()) for f in flats], dtype=torch.int64, device="cpu"
+        return self._of(
+            torch.tensor([(f.data_ptr(), f.numel(), f.element_size()) for f in flats], dtype=torch.int64, device="cpu")
         )
-        sums = torch.empty((len(flats), 2), dtype=torch.int64, device="cpu")
-        self._scan(lies.data_ptr(), len(flats), sums.data_ptr(), torch.get_num_threads())
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Return the checksums of the rows of a contiguous CPU matrix of integers, int64 `[rows]`."""
+        lies = torch.empty((len(rows), 3), dtype=torch.int64, device="cpu")
+        size = rows.shape[1] * rows.element_size()
+        torch.arange(len(rows), out=lies[:, 0]).mul_(size).add_(rows.data_ptr())
+        lies[:, 1], lies[:, 2] = rows.shape[1], rows.element_size()
+        return self._of(lies)
+
+    def _of(self, lies: Tensor) -> Tensor:
+        """Return the checksums of what lies at `[n, 3]` addresses, counts and sizes of elements."""
+        sums = torch.empty((len(lies), 2), dtype=torch.int64, device="cpu")
+        self._scan(lies.data_ptr(), len(lies), sums.data_ptr(), torch.get_num_threads())
         return sums[:, 1] + sums[:, 0] * MULTIPLIER
 
 

@@ -1,0 +1,274 @@
+"""A small GRPO loop whose engine is a process of its own: a Llama in bfloat16 with a cache of keys and values.
+
+The trainer has the same model in float32. The engine holds q, k, v and gate, up as one tensor each, as vLLM does; every
+fault that `trainermon.rl` names can be put in. Prompts are counted over, so that some come again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import log_softmax
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from trainermon import rl
+
+Call = Callable[..., Any]
+EOS, PAD = 1, 0
+PROMPT, RESPONSE = 8, 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What goes wrong. `name` is one of the causes, or a variant of it."""
+
+    name: str = "none"
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+def new_model(seed: int = 0, *, mixture: bool = False) -> Any:
+    """Return a random model of four layers whose next tokens are neither certain nor alike."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 199,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    if mixture:
+        model = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=8, num_experts_per_tok=2))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12.0 if "lm_head" in name else 4.0)
+    return model.eval()
+
+
+def engine_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters as vLLM holds them: q, k, v in one tensor, gate and up in another."""
+    held = dict(model.named_parameters())
+    for name, tensor in held.items():
+        if ".q_proj." in name:
+            parts = [held[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            yield name.replace("q_proj", "qkv_proj"), torch.cat(parts)
+        elif ".gate_proj." in name:
+            yield name.replace("gate_proj", "gate_up_proj"), torch.cat([tensor, held[name.replace("gate_", "up_")]])
+        elif not any(part in name for part in (".k_proj.", ".v_proj.", ".up_proj.")):
+            yield name, tensor
+
+
+class Engine:
+    """Samples responses; runs in a process of its own, see `serve`."""
+
+    def reset(self, folder: str, name: str, fault: Fault, mixture: bool = False) -> None:
+        """Begin anew, with the weights of a new trainer."""
+        self.model = new_model(mixture=mixture).to(torch.bfloat16)
+        self.watch = rl.Watch(folder, rank=1, name_map=rl.names.hf_to_vllm)
+        self.name, self.fault = name, fault
+        self.caches: dict[bytes, Any] = {}
+        self.loads = 0
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, np.ndarray], version: int) -> None:
+        """Take weights, as the fault lets it, and report what is held then."""
+        self.loads += 1
+        mine = dict(self.model.named_parameters())
+        for name in weights:
+            source = name
+            if self.loads > 1 and self._ignores(name):
+                continue
+            if self.fault.name == "swapped" and "k_proj" in name:
+                source = name.replace("k_proj", "v_proj")
+            elif self.fault.name == "swapped" and "v_proj" in name:
+                source = name.replace("v_proj", "k_proj")
+            mine[name].copy_(torch.from_numpy(weights[source]))
+        if self.fault.name != "stale cache":
+            self.caches.clear()
+        self.watch.received(engine_tensors(self.model), version=version, engine=self.name)
+
+    def _ignores(self, name: str) -> bool:
+        return {
+            "stale": True,
+            "layer": ".layers.1." in name,
+            "lm_head": "lm_head" in name,
+        }.get(self.fault.name, False)
+
+    @torch.no_grad()
+    def generate(self, prompts: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return ids and log-probabilities of sampled responses, `[N, RESPONSE]`, and which tokens count."""
+        generator = torch.Generator().manual_seed(seed)
+        given = torch.from_numpy(prompts)
+        if self.fault.name == "other context":
+            given = torch.flip(given, dims=[1])  # as a template that puts the parts in another order
+        cache, logits = self._prefilled(given)
+        done = torch.zeros(len(given), dtype=torch.bool)
+        ids, logged, mask = [], [], []
+        for _ in range(RESPONSE):
+            raw = log_softmax(logits.float(), dim=-1)
+            processed = self._processed(logits.float())
+            token = torch.multinomial(processed.exp(), 1, generator=generator)[:, 0]
+            says = raw if self.fault.name == "raw" else processed
+            ids.append(torch.where(done, PAD, token))
+            logged.append(torch.where(done, 0.0, says.gather(1, token[:, None])[:, 0]))
+            mask.append(~done)
+            done = done | (token % 23 == EOS)
+            logits = self.model(input_ids=token[:, None], past_key_values=cache, use_cache=True).logits[:, -1]
+        return {
+            "ids": torch.stack(ids, 1).numpy(),
+            "logprobs": torch.stack(logged, 1).numpy(),
+            "mask": torch.stack(mask, 1).numpy(),
+        }
+
+    def _prefilled(self, prompts: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Return cache and logits after the prompts; a stale cache has the keys and values of older weights."""
+        if self.fault.name != "stale cache":
+            cache = DynamicCache()
+            return cache, self.model(input_ids=prompts, past_key_values=cache, use_cache=True).logits[:, -1]
+        layers: list[list[Any]] = []
+        for prompt in prompts[:, :-1]:
+            key = prompt.numpy().tobytes()
+            if key not in self.caches:
+                one = DynamicCache()
+                self.model(input_ids=prompt[None], past_key_values=one, use_cache=True)
+                self.caches[key] = [(layer.keys, layer.values) for layer in one.layers]
+            layers.append(self.caches[key])
+        cache = DynamicCache()
+        for number in range(len(layers[0])):
+            keys, values = (torch.cat([each[number][k] for each in layers]) for k in (0, 1))
+            cache.update(keys, values, number)
+        return cache, self.model(input_ids=prompts[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+
+    def _processed(self, logits: torch.Tensor) -> torch.Tensor:
+        scaled = log_softmax(logits / self.fault.temperature, dim=-1)
+        if self.fault.top_p < 1.0:
+            ordered, order = scaled.sort(descending=True, dim=-1)
+            before = ordered.exp().cumsum(-1) - ordered.exp()
+            cut = torch.zeros_like(scaled, dtype=torch.bool).scatter(1, order, before >= self.fault.top_p)
+            scaled = log_softmax(scaled.masked_fill(cut, -torch.inf), dim=-1)
+        return scaled
+
+
+def serve(connection: Any) -> None:
+    """Answer calls that come through a pipe, until None comes."""
+    torch.set_num_threads(1)
+    engines: dict[int, Engine] = {}
+    for number, method, arguments in iter(connection.recv, None):
+        connection.send(getattr(engines.setdefault(number, Engine()), method)(*arguments))
+
+
+@contextlib.contextmanager
+def engine_process() -> Iterator[Call]:
+    """Start a process for engines; gives a function that calls a method of engine number n in it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+
+    def call(number: int, method: str, *arguments: Any) -> Any:
+        ours.send((number, method, arguments))
+        return ours.recv()
+
+    try:
+        yield call
+    finally:
+        ours.send(None)
+        process.join(60)
+        process.close()
+
+
+class Trainer:
+    """The policy in float32, and its updates."""
+
+    def __init__(
+        self, folder: Path, call: Call, faults: list[Fault], *, mixture: bool = False, rate: float = 1e-3
+    ) -> None:
+        self.fault = faults[0]
+        self.model = new_model(mixture=mixture)
+        self.watch = rl.Watch(
+            folder,
+            rank=0,
+            name_map=rl.names.hf_to_vllm,
+            is_mixture=mixture,
+            sampling=rl.Sampling(temperature=self.fault.temperature, top_p=self.fault.top_p),
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate)
+        self.random = np.random.default_rng(0)
+        self.prompts = self.random.integers(2, 199, (256, PROMPT))
+        self.engines = [functools.partial(call, number) for number in range(len(faults))]
+        for number, (engine, fault) in enumerate(zip(self.engines, faults, strict=True)):
+            engine("reset", str(folder), f"engine-{number}", fault, mixture)
+
+    def sync(self, version: int) -> None:
+        """Send the weights to every engine."""
+        named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        weights = {name: tensor.numpy() for name, tensor in self.watch.sent(named, version=version)}
+        for engine in self.engines:
+            engine("load", weights, version)
+
+    def logprobs(self, prompts: np.ndarray, ids: np.ndarray, *, batch: int = 0) -> torch.Tensor:
+        """Return the log-probabilities of responses, `[N, RESPONSE]`, in micro batches of `batch`; 0: at once."""
+        tokens = torch.from_numpy(np.concatenate([prompts, ids], axis=1))
+        parts = [self.model(input_ids=part).logits for part in tokens.split(batch or len(tokens))]
+        logits = torch.cat(parts)[:, PROMPT - 1 : -1].float()
+        if self.fault.name == "raw":
+            logits = logits / self.fault.temperature
+        return log_softmax(logits, dim=-1).gather(2, tokens[:, PROMPT:, None])[..., 0]
+
+    def step(self, number: int, *, sequences: int = 128) -> rl.Report:
+        """Send weights, sample, compare, update; return the report."""
+        self.sync(number)
+        prompts = self.prompts[self.random.integers(0, len(self.prompts), sequences // 4).repeat(4)]
+        shares = np.array_split(prompts, len(self.engines))
+        outcomes = [
+            engine("generate", share, number * 100 + n)
+            for n, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
+        ]
+        ids, mask = (np.concatenate([outcome[name] for outcome in outcomes]) for name in ("ids", "mask"))
+        logprobs = self.logprobs(prompts, ids)
+        with self.watch.step(number):
+            for n, (outcome, share) in enumerate(zip(outcomes, shares, strict=True)):
+                counted = None if self.fault.name == "padding" else outcome["mask"]
+                self.watch.rollout(
+                    logprobs=outcome["logprobs"],
+                    ids=outcome["ids"],
+                    mask=counted,
+                    engine=f"engine-{n}",
+                    version=number,
+                    prompts=list(share),
+                )
+            self._tell(ids, mask, logprobs.detach())
+        reward = torch.from_numpy(((ids % 7 == 3) & mask).sum(1) / np.maximum(mask.sum(1), 1)).float()
+        groups = reward.view(-1, 4)
+        advantage = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).reshape(-1, 1)
+        counts = torch.from_numpy(mask)
+        loss = -(torch.exp(logprobs - logprobs.detach()) * advantage)[counts].mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        report = self.watch.report(number)
+        assert report is not None
+        return report
+
+    def _tell(self, ids: np.ndarray, mask: np.ndarray, logprobs: torch.Tensor) -> None:
+        counted: np.ndarray | None = mask
+        if self.fault.name == "padding":
+            counted = None
+        if self.fault.name == "shifted":
+            logprobs = torch.roll(logprobs, 1, dims=1)
+        if self.fault.name == "tokens differ":
+            ids = np.where(np.arange(ids.shape[1]) > 5, (ids + 1) % 199, ids)
+        self.watch.train(logprobs=logprobs, ids=ids, mask=counted)

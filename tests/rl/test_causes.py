@@ -1,0 +1,80 @@
+"""Causes of made-up faults, over seeds that the limits were not chosen on; and that clean steps raise nothing."""
+
+import numpy as np
+import pytest
+
+from tests.rl.policies import FAULTS, Step
+from trainermon.rl.values import VERDICT_OF, Cause, Verdict
+
+SEEDS = range(1000, 1010)
+
+
+@pytest.mark.parametrize(("fault", "cause"), FAULTS.items())
+def test_the_cause_of_a_fault_is_named(fault, cause):
+    reports = [Step(seed, fault).report() for seed in SEEDS]
+
+    assert [str(report.causes[0].cause) for report in reports] == [cause] * len(SEEDS)
+    expected = VERDICT_OF.get(Cause(cause), Verdict.POLICY_DIFFERS)
+    assert {report.verdict for report in reports} == {expected}
+
+
+@pytest.mark.parametrize("fault", ["padding of its own", "padding by the end token", "a prompt that counts"])
+def test_padding_is_found_without_ids(fault):
+    assert {str(Step(seed, fault).report(with_ids=False).causes[0].cause) for seed in SEEDS} == {"padding"}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.002, 0.02, 0.05])
+def test_clean_steps_raise_nothing(noise):
+    reports = [Step(seed, noise=noise).report() for seed in range(2000, 2025)]
+
+    assert [report.causes for report in reports] == [()] * len(reports)
+    assert {report.verdict for report in reports} <= {Verdict.CONSISTENT, Verdict.NOISE}
+
+
+def test_the_temperature_is_stated():
+    step = Step(1, "temperature forgotten")
+
+    (found,) = step.report().causes
+
+    said = float(found.evidence.split("temperature near ")[1].split(";")[0])
+    assert said == pytest.approx(step.temperature, abs=0.12)
+
+
+def test_the_kept_mass_is_stated():
+    step = Step(1, "top_p")
+
+    (found,) = step.report().causes
+
+    kept = float(found.evidence.split("renormalised over ")[1].split("%")[0]) / 100
+    assert kept == pytest.approx(step.top_p, abs=0.04)
+
+
+def test_few_sequences_leave_the_mean_ratio_out_and_say_so():
+    step = Step(5, "top_p")
+    for name in ("rollout", "train", "mask", "ids", "experts"):
+        setattr(step, name, getattr(step, name)[:20])
+    step.engines = step.engines[:20]
+
+    report = step.report()
+
+    assert "too few sequences for the mean ratio: 20, expected 64" in report.notes
+    assert str(report.causes[0].cause) != "truncated support"
+
+
+def test_the_worst_tokens_are_the_worst():
+    step = Step(3, "old weights")
+
+    report = step.report()
+
+    size = np.abs(step.train - step.rollout)[step.mask]
+    assert [abs(token.train - token.rollout) for token in report.worst] == sorted(size)[::-1][:20]
+    first = report.worst[0]
+    assert step.ids[first.sequence][first.position] == first.id
+    assert tuple(step.ids[first.sequence][max(0, first.position - 8) : first.position]) == first.before
+
+
+def test_positions_and_histogram_hold_every_token():
+    report = Step(4).report()
+
+    assert sum(part.tokens for part in report.positions) == sum(report.histogram) == report.measures.tokens
+    assert [(part.first, part.last) for part in report.positions] == [(0, 7), (8, 15), (16, 31), (32, 63)]

@@ -1,0 +1,60 @@
+"""GRPO with an engine in another process: every cause that is put in is named, and a sound loop raises nothing."""
+
+import pytest
+
+from tests.rl.loop import Fault, Trainer, engine_process
+from trainermon.rl.values import Verdict
+
+CASES = {
+    "stale": ([Fault("stale")], "weights differ"),
+    "one layer never sent": ([Fault("layer")], "weights differ"),
+    "output layer never sent": ([Fault("lm_head")], "weights differ"),
+    "k and v swapped": ([Fault("swapped")], "weights differ"),
+    "raw": ([Fault("raw", temperature=0.7)], "temperature"),
+    "temperature forgotten": ([Fault("forgotten", temperature=0.7)], "temperature"),
+    "top_p": ([Fault("top_p", top_p=0.9)], "truncated support"),
+    "padding": ([Fault("padding")], "padding"),
+    "shifted": ([Fault("shifted")], "shifted"),
+    "tokenized again": ([Fault("tokens differ")], "tokens differ"),
+    "other context": ([Fault("other context")], "other context"),
+    "stale cache": ([Fault("stale cache")], "stale cache"),
+    "one of four engines": ([Fault(), Fault(), Fault(temperature=1.2), Fault()], "one engine"),
+}
+
+
+@pytest.fixture(scope="module")
+def call():
+    with engine_process() as found:
+        yield found
+
+
+@pytest.mark.parametrize(("faults", "cause"), CASES.values(), ids=CASES)
+def test_the_cause_is_named(faults, cause, call, tmp_path):
+    trainer = Trainer(tmp_path, call, faults)
+
+    reports = [trainer.step(number) for number in range(3)]
+    trainer.watch.close()
+
+    assert trainer.watch.num_failures == 0
+    assert [str(report.causes[0].cause) for report in reports[1:]] == [cause, cause]
+
+
+def test_a_sound_loop_raises_nothing(call, tmp_path):
+    trainer = Trainer(tmp_path, call, [Fault(), Fault()])
+
+    reports = [trainer.step(number) for number in range(4)]
+    trainer.watch.close()
+
+    assert [report.causes for report in reports] == [()] * 4
+    assert {report.verdict for report in reports} == {Verdict.CONSISTENT}
+    assert all(report.weights.is_equal and len(report.weights.engines) == 2 for report in reports)
+
+
+def test_only_the_tensors_that_were_not_sent_are_named(call, tmp_path):
+    trainer = Trainer(tmp_path, call, [Fault("layer")])
+
+    report = [trainer.step(number) for number in range(2)][-1]
+    trainer.watch.close()
+
+    assert {each.version for each in report.weights.differing} == {0}
+    assert all(".layers.1." in each.name for each in report.weights.differing)

@@ -1,0 +1,172 @@
+"""The watch: what it writes, hands to a monitor, and survives."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rl.policies import Step
+from trainermon import rl
+from trainermon.core.errors import DumpError
+from trainermon.rl.files import read_reports
+from trainermon.rl.snapshots import snapshot
+from trainermon.rl.steps import series_of
+
+
+@pytest.fixture
+def watch(tmp_path):
+    found = rl.Watch(tmp_path, rank=3)
+    yield found
+    found.close()
+
+
+def tell(watch, number, made, *, parts=1):
+    with watch.step(number):
+        for some in np.array_split(np.arange(len(made.ids)), parts):
+            watch.rollout(logprobs=made.rollout[some], ids=made.ids[some], mask=made.mask[some])
+            watch.train(logprobs=torch.from_numpy(made.train[some]), mask=torch.from_numpy(made.mask[some]))
+
+
+def test_reports_come_back_from_their_file(watch, tmp_path):
+    for number, fault in ((1, None), (2, "top_p"), (5, "other context")):
+        tell(watch, number, Step(number, fault))
+    told = [watch.report(number) for number in (1, 2, 5)]
+    watch.close()
+
+    assert {rank: repr(found) for rank, found in read_reports(tmp_path).items()} == {3: repr(told)}  # NaN is not NaN
+
+
+def test_parts_of_a_step_give_what_the_whole_gives(watch):
+    made = Step(7, "stale cache")
+
+    tell(watch, 1, made)
+    tell(watch, 2, made, parts=5)
+
+    one, other = watch.report(1), watch.report(2)
+    assert (one.measures, one.causes, one.worst) == (other.measures, other.causes, other.worst)
+
+
+def test_what_is_passed_in_may_be_changed_at_once(watch):
+    made = Step(8)
+    rollout, train = made.rollout.copy(), torch.from_numpy(made.train.copy())
+
+    with watch.step(1):
+        watch.rollout(logprobs=rollout, mask=made.mask)
+        watch.train(logprobs=train, mask=made.mask)
+        rollout[:] = 0
+        train.zero_()
+
+    assert watch.report(1).verdict == "consistent"
+
+
+def test_the_noise_is_measured_by_a_second_computation(watch):
+    made = Step(9, noise=0.002)
+    with watch.step(1):
+        watch.rollout(logprobs=made.rollout, mask=made.mask)
+        watch.train(logprobs=made.train, mask=made.mask, again=made.train + 0.004)
+
+    floor = watch.report(1).floor
+    assert (floor.source, floor.mean_abs) == ("measured", pytest.approx(0.004))
+
+
+def test_nothing_raises_into_training(watch, caplog):
+    watch.rollout(logprobs=[[-1.0]])  # no step is open
+    with watch.step(1):
+        watch.rollout(logprobs="nonsense")
+        watch.train(logprobs=[[-1.0]])
+    with watch.step(2):
+        watch.rollout(logprobs=[[-1.0]])
+    list(watch.sent([("name", "no tensor")], version=1))
+    watch.received([("name", object())], version=1)
+    watch.save(stage=object())
+    watch.close()
+
+    assert watch.num_failures >= 4
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    assert watch.report(2).verdict == "not comparable"
+    assert "nothing was passed to train()" in watch.report(2).sentence
+
+
+def test_the_error_of_a_script_inside_a_step_is_its_own(watch):
+    with pytest.raises(KeyError), watch.step(1):
+        raise KeyError("the script's")
+
+
+def test_a_folder_that_cannot_be_written_costs_the_reports_only(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    watch = rl.Watch(tmp_path / "file", rank=0)
+
+    tell(watch, 1, Step(1))
+    watch.close()
+
+    assert watch.num_failures == 1
+
+
+def test_what_is_sent_passes_through_unchanged(watch):
+    named = {"a": torch.randn(3, 4), "b": torch.randn(5)}
+
+    passed = dict(watch.sent(named, version=1))
+
+    assert all(passed[name] is tensor for name, tensor in named.items())
+
+
+def test_a_loader_that_stops_early_leaves_no_digest(watch):
+    sent = watch.sent({"a": torch.randn(3), "b": torch.randn(3)}, version=1)
+    next(sent)
+    sent.close()
+
+    assert watch.check(1) is None
+
+
+def test_numbers_reach_a_monitor_in_the_thread_of_the_training(tmp_path):
+    calls = []
+
+    class Monitor:
+        def record(self, **values):
+            calls.append((threading.current_thread(), values))
+
+    watch = rl.Watch(tmp_path, monitor=Monitor(), rank=0)
+    tell(watch, 1, Step(1))
+    report = watch.report(1)
+    watch.close()
+
+    ((thread, values),) = calls
+    assert thread is threading.current_thread()
+    assert values == series_of(report)
+    assert values["rl_ratio"] == report.measures.ratio
+    assert len(values) <= 40
+
+
+def test_no_thread_is_left(tmp_path):
+    before = set(threading.enumerate())
+    watch = rl.Watch(tmp_path, rank=0)
+    tell(watch, 1, Step(1))
+    watch.close()
+
+    assert set(threading.enumerate()) == before
+
+
+def test_a_folder_without_reports_is_refused(tmp_path):
+    with pytest.raises(DumpError, match="found no report in rank"):
+        read_reports(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"temperature": 0}, "temperature"), ({"top_p": 1.5}, "top_p"), ({"logprobs": "both"}, "logprobs")],
+)
+def test_sampling_is_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        rl.Sampling(**options)
+
+
+def test_snapshots_copy_what_lists_hold():
+    tensor, array = torch.zeros(2), np.zeros(2)
+
+    copies = snapshot({"value": [tensor, array], "nothing": None}).values()
+    tensor.fill_(1)
+    array[:] = 1
+
+    assert [float(each.sum()) for each in copies["value"]] == [0, 0]
+    assert "nothing" not in copies

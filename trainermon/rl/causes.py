@@ -1,0 +1,335 @@
+"""Why the log-probabilities of two sides differ: the rules, each with its evidence and what to do next.
+
+The rules rest on three facts. Over tokens sampled by the rollout, the mean of π_train / π_rollout is 1 for *any* two
+policies, if what was logged is what was sampled from: a mean that is not 1 is an error of bookkeeping, and a mean
+that is 1 acquits it. A temperature multiplies log-probabilities, so it shows in their spread; a shift by a token as a
+correlation at lag 1. And none of it tells apart weights that differ by less than rounding: digests do (`weights.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from trainermon.rl.measures import PolicyMeasures, measure
+from trainermon.rl.tokens import Flags, Integers, Tokens
+from trainermon.rl.values import Cause, EnginePart, Floor, FoundCause, Sampling, WeightCheck
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """From where on something counts as a cause.
+
+    Attributes:
+        min_sequences: Sequences below which the mean ratio says nothing.
+        ratio_z: |z| of the mean ratio that is no accident.
+        noise: How many floors of mean |Δ| are noise.
+        shift_correlation: Correlation at lag 1 from which tokens are shifted.
+        shift_gain: By how much it must be above that at lag 0.
+        temperature_correlation: Correlation from which other spreads are those of a temperature.
+        temperature_spread: How far the ratio of the two sides' standard deviations must be from 1.
+        truncated_ratio: Mean ratio below which support was cut.
+        truncated_share: Share of tokens that must be on one side for that.
+        context_correlation: Correlation below which the context is another.
+        engine_factor: By how much one engine's mean |Δ| is above the others'.
+        cache_factor: By how much the first positions' mean |Δ| is above the last ones'.
+        cache_positions: How many positions these are.
+        routing_factor: By how much mean |Δ| is larger where routed experts differ.
+    """
+
+    min_sequences: int = 64
+    ratio_z: float = 5.0
+    noise: float = 3.0
+    shift_correlation: float = 0.9
+    shift_gain: float = 0.3
+    temperature_correlation: float = 0.9
+    temperature_spread: float = 0.08
+    truncated_ratio: float = 0.98
+    truncated_share: float = 0.99
+    context_correlation: float = 0.8
+    engine_factor: float = 3.0
+    cache_factor: float = 1.3
+    cache_positions: int = 8
+    routing_factor: float = 3.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that the rules look at.
+
+    Attributes:
+        tokens: The tokens.
+        measures: Their measures.
+        floor: What noise is measured against.
+        sampling: How the engine samples.
+        limits: From where on something counts.
+        engines: By engine.
+        known_before: Per sequence, whether its prompt was used before the weights were last sent; None: unknown.
+        weights: The check of weights; None: there was none.
+    """
+
+    tokens: Tokens
+    measures: PolicyMeasures
+    floor: Floor
+    sampling: Sampling
+    limits: Limits
+    engines: tuple[EnginePart, ...] = ()
+    known_before: Flags | None = None
+    weights: WeightCheck | None = None
+
+    @property
+    def z(self) -> float:
+        """Standard errors of the mean ratio from 1; 0 where there are too few sequences to tell."""
+        enough = self.measures.sequences >= self.limits.min_sequences and not math.isnan(self.measures.ratio_z)
+        return self.measures.ratio_z if enough else 0.0
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the mean |Δ| is no more than noise."""
+        return self.measures.mean_abs <= self.limits.noise * self.floor.mean_abs
+
+
+def find_causes(case: Case) -> tuple[FoundCause, ...]:
+    """Return what explains the difference, and beside it weights that differ; nothing where the two sides agree."""
+    found = [cause for rule in _RULES for cause in rule(case)]
+    # what explains most leaves nothing to the rules after it, but digests need no explanation
+    found = [cause for index, cause in enumerate(found) if not index or cause.cause is Cause.WEIGHTS_DIFFER]
+    if not found and (not case.is_noise or abs(case.z) > case.limits.ratio_z):
+        found = [_unexplained(case)]
+    return tuple(found)
+
+
+def _shifted(case: Case) -> Iterator[FoundCause]:
+    limits, m = case.limits, case.measures
+    if m.lag_correlation > limits.shift_correlation and not m.lag_correlation < m.correlation + limits.shift_gain:
+        whose = "the trainer's log-probabilities stand one token early" if m.lag == 1 else "they stand one token late"
+        yield FoundCause(
+            cause=Cause.SHIFTED,
+            evidence=f"correlation {m.lag_correlation:.3f} with the neighbouring token, {m.correlation:.3f} with the "
+            f"same one: {whose}",
+            advice="logits[:, :-1] predict ids[:, 1:]; look for a slice that is made twice, or not at all",
+        )
+
+
+def _padding(case: Case) -> Iterator[FoundCause]:
+    """The mean ratio is off, and is not without some tokens at either end of the sequences."""
+    if case.tokens.num_masks_differ:
+        yield FoundCause(
+            cause=Cause.PADDING,
+            evidence=f"{case.tokens.num_masks_differ:,} positions count on one side only",
+            advice="build one mask of the response, from the end-of-sequence token, and use it on both sides",
+        )
+    if abs(case.z) <= case.limits.ratio_z and case.is_noise:
+        return
+    for what, kept in _without_ends(case.tokens):
+        left = measure(case.tokens.only(kept))
+        if _is_mended(case, left):
+            yield FoundCause(
+                cause=Cause.PADDING,
+                evidence=f"mean |Δ| {case.measures.mean_abs:.3g}, mean ratio {case.measures.ratio:.3f}; without "
+                f"{what} ({int(np.count_nonzero(~kept)):,} of {len(case.tokens):,} tokens) {left.mean_abs:.3g} and "
+                f"{left.ratio:.3f}",
+                advice="the mask counts tokens that were not sampled: padding, a prompt, or what follows the end of a "
+                "sequence",
+            )
+            return
+
+
+def _is_mended(case: Case, left: PolicyMeasures) -> bool:
+    z = left.ratio_z if left.sequences >= case.limits.min_sequences else 0.0
+    was_off, limit = abs(case.z) > case.limits.ratio_z, case.limits.ratio_z
+    return left.tokens > 0 and left.mean_abs < case.measures.mean_abs / 2 and (abs(z) <= limit if was_off else True)
+
+
+def _without_ends(tokens: Tokens) -> Iterator[tuple[str, Flags]]:
+    """Yield what could be padding, and the tokens without it."""
+    last = _run_to_end(tokens.sequence, tokens.ids) if tokens.ids is not None else None
+    columns = {"trailing runs of one token": last}
+    for side, values in (("the rollout's", tokens.rollout), ("the trainer's", tokens.train)):
+        bits = values.view(np.int64)
+        columns[f"trailing runs of one number among {side} log-probabilities"] = _run_to_end(tokens.sequence, bits)
+        backwards = _run_to_end(tokens.sequence[::-1], bits[::-1])
+        columns[f"leading runs of one number among {side} log-probabilities"] = backwards[::-1]
+    for what, run in columns.items():
+        if run is not None and run.any() and not run.all():
+            yield what, ~run
+    for length in sorted({int(np.quantile(tokens.position, share)) for share in (0.25, 0.5, 0.75, 0.9)}):
+        if 0 < length < tokens.position.max():
+            yield f"positions from {length} on", tokens.position < length
+
+
+def _run_to_end(sequence: Integers, values: Integers) -> Flags:
+    """Return which tokens belong to a run, of two or more of one value, that lasts to the end of their sequence."""
+    index = np.arange(len(values))
+    starts = np.nonzero(np.r_[True, sequence[1:] != sequence[:-1]])[0]
+    ends_run = np.r_[(values[1:] != values[:-1]) & (sequence[1:] == sequence[:-1]), False]
+    last_end = np.maximum.reduceat(np.where(ends_run, index, -1), starts)
+    lengths = np.diff(np.r_[starts, len(values)])
+    begins = np.maximum(last_end + 1, starts)
+    is_run = starts + lengths - begins > 1
+    run: Flags = (index >= np.repeat(begins, lengths)) & np.repeat(is_run, lengths)
+    return run
+
+
+def _temperature(case: Case) -> Iterator[FoundCause]:
+    limits, m = case.limits, case.measures
+    if not m.correlation > limits.temperature_correlation or case.is_noise:
+        return
+    spread = m.slope / m.correlation  # a slope by itself is lower the more other things differ, too
+    if abs(spread - 1.0) <= limits.temperature_spread:
+        return
+    side, found = ("rollout", 1.0 / spread) if spread > 1.0 else ("trainer", spread)
+    said = case.sampling.temperature
+    yield FoundCause(
+        cause=Cause.TEMPERATURE,
+        evidence=f"the rollout's log-probabilities spread {spread:.2f} × as far as the trainer's, with correlation "
+        f"{m.correlation:.3f}: those of the {side} are of a temperature near {found:.2f}; the sampling says {said:g}",
+        advice="divide the trainer's logits by the sampling temperature, and have the engine log processed "
+        "log-probabilities (of the distribution that it samples from)",
+    )
+
+
+def _truncated_support(case: Case) -> Iterator[FoundCause]:
+    limits, m, top_p = case.limits, case.measures, case.sampling.top_p
+    if m.ratio >= limits.truncated_ratio or case.z >= -limits.ratio_z:
+        return
+    delta, slack = case.tokens.train - case.tokens.rollout, 3.0 * case.floor.mean_abs
+    one_sided = np.count_nonzero(delta <= slack) / len(delta)
+    if one_sided < limits.truncated_share:
+        return
+    bound = ""
+    if top_p < 1.0:
+        within = np.count_nonzero(delta >= math.log(top_p) - slack) / len(delta)
+        bound = f"; {within:.1%} of them by no more than ln({top_p:g})"
+    yield FoundCause(
+        cause=Cause.TRUNCATED_SUPPORT,
+        evidence=f"{one_sided:.1%} of the tokens are as likely or likelier in the rollout{bound}: it renormalised over "
+        f"{m.ratio:.1%} of the probability (top_p {top_p:g}, top_k {case.sampling.top_k})",
+        advice="sample with top_p 1 and top_k 0 while training, or apply the same cut on the trainer's side",
+    )
+
+
+def _other_context(case: Case) -> Iterator[FoundCause]:
+    m = case.measures
+    if not m.correlation < case.limits.context_correlation or case.is_noise:
+        return
+    yield FoundCause(
+        cause=Cause.OTHER_CONTEXT,
+        evidence=f"correlation {m.correlation:.3f}, and no better with a neighbouring token ({m.lag_correlation:.3f})",
+        advice="compare what both sides see before the response: template, system prompt, position ids, attention mask",
+    )
+
+
+def _weights_differ(case: Case) -> Iterator[FoundCause]:
+    check = case.weights
+    if check is None or check.is_equal:
+        return
+    names = [f"{each.name} ({each.engine}: {each.found})" for each in check.differing[:3]]
+    names += [f"{name} (missing)" for name in check.missing[: 3 - len(names)]]
+    total = len(check.differing) + len(check.missing)
+    more = f" and {total - len(names)} more" if total > len(names) else ""
+    yield FoundCause(
+        cause=Cause.WEIGHTS_DIFFER,
+        evidence=f"of version {check.version}, {total} of {total + check.equal} tensors are not in the engine as they "
+        f"were sent: {', '.join(names)}{more}",
+        advice="look at how these names are mapped and packed when weights are sent, and whether the engine loads them",
+    )
+
+
+def _one_engine(case: Case) -> Iterator[FoundCause]:
+    parts = [part for part in case.engines if part.tokens]
+    if len(parts) < 2:
+        return
+    noise = case.limits.noise * case.floor.mean_abs
+    for part in parts:
+        others = [other for other in parts if other is not part]
+        usual = float(np.median([other.mean_abs for other in others]))
+        if part.mean_abs > max(case.limits.engine_factor * usual, noise):
+            yield FoundCause(
+                cause=Cause.ONE_ENGINE,
+                evidence=f"mean |Δ| {part.mean_abs:.3g} in {part.engine}, {usual:.3g} in the others",
+                advice=f"compare {part.engine} with the others: its weights' version, its restart, its options",
+            )
+
+
+def _stale_cache(case: Case) -> Iterator[FoundCause]:
+    """Cached keys and values of a prompt are of older weights: what comes first in the response feels it most."""
+    if case.is_noise or (case.weights is not None and not case.weights.is_equal):
+        return
+    span, factor = case.limits.cache_positions, case.limits.cache_factor
+    size = np.abs(case.tokens.train - case.tokens.rollout)
+    seen = case.known_before
+    if seen is not None and 0 < np.count_nonzero(seen) < len(seen):
+        of_token = seen[case.tokens.sequence]
+        before, new = _means(size, of_token, ~of_token)
+        if before > factor * new:
+            yield _cache(
+                f"mean |Δ| {before:.3g} for prompts that the engine knew from before the weights were sent, "
+                f"{new:.3g} for new ones"
+            )
+            return
+    lengths = np.bincount(case.tokens.sequence, minlength=case.tokens.num_sequences)[case.tokens.sequence]
+    long = lengths >= 3 * span
+    first, last = _means(size, long & (case.tokens.position < span), long & (case.tokens.position >= lengths - span))
+    if first > factor * last:
+        yield _cache(
+            f"mean |Δ| {first:.3g} over the first {span} tokens of a response, {last:.3g} over the last {span}"
+        )
+
+
+def _cache(evidence: str) -> FoundCause:
+    return FoundCause(
+        cause=Cause.STALE_CACHE,
+        evidence=evidence,
+        advice="reset the engine's prefix cache each time weights are sent, and drop what is half generated",
+    )
+
+
+def _routing(case: Case) -> Iterator[FoundCause]:
+    differ = case.tokens.experts_differ
+    if differ is None or case.is_noise or not 0 < np.count_nonzero(differ) < len(differ):
+        return
+    size = np.abs(case.tokens.train - case.tokens.rollout)
+    where, elsewhere = _means(size, differ, ~differ)
+    if where > case.limits.routing_factor * elsewhere:
+        yield FoundCause(
+            cause=Cause.ROUTING,
+            evidence=f"{case.measures.experts_differ:.1%} of the tokens go to another first expert; mean |Δ| "
+            f"{where:.3g} there and {elsewhere:.3g} elsewhere",
+            advice="replay the engine's routing in the trainer, or compute router logits in float32 on both sides",
+        )
+
+
+def _unexplained(case: Case) -> FoundCause:
+    m = case.measures
+    if abs(case.z) > case.limits.ratio_z:
+        evidence = f"mean ratio {m.ratio:.4f}, {case.z:+.1f} standard errors from 1: what was logged is not what was "
+        evidence += "sampled from"
+        advice = "compare the engine's logged log-probabilities with a plain forward of its own weights"
+    else:
+        evidence = f"mean |Δ| {m.mean_abs:.3g}, {m.mean_abs / case.floor.mean_abs:.1f} × what rounding gives; the mean "
+        evidence += f"ratio {m.ratio:.3f} is that of two policies"
+        advice = "check the weights by digest (Watch.sent and received), then kernels and dtypes of both sides"
+    return FoundCause(cause=Cause.UNEXPLAINED, evidence=evidence, advice=advice)
+
+
+def _means(size: np.ndarray, some: Flags, others: Flags) -> tuple[float, float]:
+    """Return the means over two sets of tokens; NaN, which is no cause, of an empty one."""
+    means = [float(size[chosen].mean()) if chosen.any() else math.nan for chosen in (some, others)]
+    return means[0], means[1]
+
+
+_RULES: tuple[Callable[[Case], Iterator[FoundCause]], ...] = (
+    _shifted,
+    _padding,
+    _truncated_support,
+    _temperature,
+    _weights_differ,
+    _other_context,
+    _one_engine,
+    _stale_cache,
+    _routing,
+)

@@ -1,0 +1,159 @@
+"""The stages of a step (prompt, response, reward, …) in files, in the layout of msprobe's SingleSave.
+
+    FOLDER/data/reward/step12/rank0/micro_step0/reward.npy, reward.json
+    FOLDER/data/response/step12/rank0/micro_step0/response.0.npy, response.1.npy, response.json
+
+The JSON has maximum, minimum, mean, norm and shape of each array. Two folders are compared by `trainermon rl compare`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainermon.core.private_files import make_private_folder, replace_file, replacing
+from trainermon.core.values import as_plain
+
+_log = logging.getLogger(__name__)
+_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+class StageFile(NamedTuple):
+    """One stored array, and where it belongs."""
+
+    key: str
+    step: int
+    rank: int
+    micro_step: int
+    part: str
+    path: Path
+
+
+class StageRecorder:
+    """Writes stages of steps into files.
+
+    Args:
+        folder: Where.
+        rank: Number of this process.
+        every: Only steps that are a multiple of it are kept.
+        samples: Of each array only so many rows along the first dimension are kept; 0: all.
+        quota_bytes: When so much is written nothing more is; said once.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, rank: int = 0, every: int = 1, samples: int = 0, quota_bytes: int = 10 << 30
+    ) -> None:
+        self.folder = Path(folder)
+        self.step_number = 0
+        self._rank = rank
+        self._every = max(1, every)
+        self._samples = samples
+        self._left_bytes = quota_bytes
+        self._times: dict[tuple[str, int], int] = {}
+
+    def save(self, stages: Mapping[str, Any]) -> None:
+        """Keep arrays or tensors, or lists or mappings of them, each under its key; a further call is a micro step.
+
+        A tensor of an accelerator is copied, which waits for it. None is left out; a number is an array without shape.
+
+        Raises:
+            ValueError: A key cannot be a file's name, or a value is no array.
+            OSError: Nothing can be written.
+        """
+        if self.step_number % self._every:
+            return
+        for key, value in stages.items():
+            if value is None:
+                continue
+            if not _KEY.fullmatch(key):
+                raise ValueError(f"stage {key!r}: expected letters, digits, '_', '-' and '.'")
+            number = self._times.get((key, self.step_number), 0)
+            self._times = {known: n for known, n in self._times.items() if known[1] == self.step_number}
+            self._times[key, self.step_number] = number + 1
+            self._write(key, value, number)
+
+    def save_config(self, values: Mapping[str, Any]) -> None:
+        """Keep the settings of the run beside the stages, as `configurations.json`."""
+        make_private_folder(self.folder)
+        replace_file(self.folder / "configurations.json", json.dumps(as_plain(values), indent=2, default=str).encode())
+
+    def _write(self, key: str, value: Any, number: int) -> None:
+        arrays = {part: self._cut(as_array(each, key)) for part, each in _parts(value)}
+        size = sum(array.nbytes for array in arrays.values())
+        if size > self._left_bytes:
+            if self._left_bytes:
+                _log.warning("stages in %s have reached their quota: nothing more is kept", self.folder)
+            self._left_bytes = 0
+            return
+        self._left_bytes -= size
+        target = self.folder / "data" / key / f"step{self.step_number}" / f"rank{self._rank}" / f"micro_step{number}"
+        make_private_folder(target)
+        for part, array in arrays.items():
+            with replacing(target / f"{key}{part}.npy") as file:
+                np.save(file, array, allow_pickle=False)
+        replace_file(target / f"{key}.json", json.dumps({"data": _described(value, arrays)}, indent=2).encode())
+
+    def _cut(self, array: np.ndarray) -> np.ndarray:
+        return array[: self._samples] if self._samples and array.ndim else array
+
+
+def stage_files(folder: Path) -> Iterator[StageFile]:
+    """Yield the arrays stored in a folder, ours or msprobe's, in the order of key, step, rank, micro step and part."""
+    found = []
+    for path in folder.glob("data/*/step*/rank*/**/*.npy"):
+        places = path.relative_to(folder / "data").parts
+        key, step, rank = places[0], places[1].removeprefix("step"), places[2].removeprefix("rank")
+        micro_step = places[3].removeprefix("micro_step") if len(places) == 5 else "0"
+        if step.isdigit() and rank.isdigit() and micro_step.isdigit() and path.stem.startswith(key):
+            part = path.stem.removeprefix(key).lstrip("._")
+            found.append(StageFile(key, int(step), int(rank), int(micro_step), part, path))
+    return iter(sorted(found))
+
+
+def as_array(value: Any, key: str) -> np.ndarray:
+    """Return a tensor or array as an array on the host; of types that numpy has not, as float32.
+
+    Raises:
+        ValueError: It is neither, nor a number.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        plain = value.detach().cpu()
+        if plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64):
+            plain = plain.float()
+        return np.asarray(plain.numpy())
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"stage {key!r}: found {type(value).__name__} of {array.dtype}, expected arrays of numbers")
+    return array
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f".{name}", each) for name, each in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f".{index}", each) for index, each in enumerate(value))
+    else:
+        yield "", value
+
+
+def _described(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    described = [_description(array) for array in arrays.values()]
+    if isinstance(value, Mapping):
+        return dict(zip(map(str, value), described, strict=True))
+    return described if isinstance(value, list | tuple) else described[0]
+
+
+def _description(array: np.ndarray) -> dict[str, Any]:
+    if not array.size:
+        return {"max": None, "min": None, "mean": None, "norm": None, "shape": list(array.shape)}
+    wide = array.astype(np.float64)
+    numbers = {"max": wide.max(), "min": wide.min(), "mean": wide.mean(), "norm": np.linalg.norm(wide.ravel())}
+    return {**as_plain({name: float(number) for name, number in numbers.items()}), "shape": list(array.shape)}

@@ -1,0 +1,208 @@
+"""Whether engines have the weights that were sent: digests of both sides, over shards and fused tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainermon.rl.digest import TensorDigest, WeightDigest, added
+from trainermon.rl.names import NameMap
+from trainermon.rl.values import WeightCheck, WeightDifference
+
+Shape = tuple[int, ...]
+LM_HEAD = "lm_head.weight"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """What parts make together.
+
+    Attributes:
+        dtype: Their type.
+        shape: The shape of the whole; None: not known.
+        total: See `TensorDigest`.
+        order: None: not known, as the place of some part is not.
+    """
+
+    dtype: str
+    shape: Shape | None
+    total: int
+    order: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FusedPiece:
+    """Some rows of an engine's tensor, and where they belong.
+
+    Attributes:
+        name: The trainer's name.
+        first: The first row.
+        last: The row after the last.
+        starts: Where the piece begins in each dimension of the trainer's tensor.
+    """
+
+    name: str
+    first: int
+    last: int
+    starts: Shape
+
+
+def whole_of(parts: Sequence[TensorDigest]) -> Whole:
+    """Return what the parts that several ranks hold make together; copies count once."""
+    distinct = list(dict.fromkeys(parts))
+    total, order = added(distinct)
+    if len(distinct) == 1:
+        one = distinct[0]
+        is_placed = not any(one.starts)
+        return Whole(one.dtype, one.shape if is_placed else None, total, order if is_placed or one.starts else None)
+    if not all(part.starts for part in distinct):
+        return Whole(distinct[0].dtype, None, total, None)
+    ends = [tuple(s + n for s, n in zip(part.starts, part.shape, strict=True)) for part in distinct]
+    return Whole(distinct[0].dtype, tuple(map(max, zip(*ends, strict=True))), total, order)
+
+
+def wholes_of(digests: Iterable[WeightDigest]) -> dict[str, Whole]:
+    """Return by name what the digests of all ranks of one side make together."""
+    parts: dict[str, list[TensorDigest]] = {}
+    for digest in digests:
+        for name, part in digest.tensors.items():
+            parts.setdefault(name, []).append(part)
+    return {name: whole_of(found) for name, found in parts.items()}
+
+
+def fused(names: Iterable[str], name_map: NameMap) -> dict[str, list[str]]:
+    """Return by the engine's name the trainer's names that it holds, in the order in which they were sent."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name_map(name), []).append(name)
+    return groups
+
+
+def pieces_of(
+    shape: Shape, names: Sequence[str], sent: Mapping[str, Whole], shard: int, num_shards: int
+) -> list[FusedPiece] | None:
+    """Return which rows of an engine's tensor are which of the trainer's; None: not to be told from the shapes.
+
+    Args:
+        shape: Of the engine's tensor, on one of its ranks.
+        names: The trainer's tensors that it holds.
+        sent: What was sent.
+        shard: The engine's rank.
+        num_shards: How many ranks it has.
+    """
+    shapes = [sent[name].shape for name in names]
+    if not shape or any(found is None or len(found) != len(shape) for found in shapes):
+        return None
+    rows = (
+        _rows_of_pieces(shape[0], [found[0] for found in shapes if found], num_shards) if len(names) > 1 else [shape[0]]
+    )
+    if rows is None:
+        return None
+    pieces, first = [], 0
+    for name, whole, count in zip(names, shapes, rows, strict=True):
+        part = (count, *shape[1:])
+        starts = tuple(_start(n, m, shard, num_shards) for n, m in zip(part, whole or (), strict=True))
+        pieces.append(FusedPiece(name, first, first + count, starts))
+        first += count
+    return pieces
+
+
+def check_weights(
+    version: int,
+    sent: Mapping[str, Whole],
+    engines: Mapping[str, Mapping[str, Whole]],
+    *,
+    name_map: NameMap,
+    older: Mapping[int, Mapping[str, Whole]],
+) -> WeightCheck:
+    """Return whether each engine has what was sent.
+
+    Args:
+        version: The version that was sent.
+        sent: Its tensors, by the trainer's names.
+        engines: By engine, what it holds: by the trainer's names where pieces could be told apart, else by its own.
+        name_map: From the trainer's names to the engine's.
+        older: What was sent before, by version; to say which version an engine has instead.
+    """
+    differing: list[WeightDifference] = []
+    missing: list[str] = []
+    unexpected: dict[str, None] = {}
+    bad: set[str] = set()
+    groups = fused(sent, name_map)
+    for engine, held in engines.items():
+        known = set(sent) | set(groups)
+        unexpected.update(dict.fromkeys(name for name in held if name not in known))
+        for engine_name, names in groups.items():
+            for group in [[name] for name in names] if all(name in held for name in names) else [names]:
+                found = held.get(group[0] if len(group) == 1 and group[0] in held else engine_name)
+                if found is None:
+                    if not _is_tied(group, sent):
+                        missing += [name for name in group if name not in missing]
+                        bad.update(group)
+                    continue
+                difference = _difference(group, found, sent, older)
+                if difference is not None:
+                    said, of_version = difference
+                    differing.append(
+                        WeightDifference(name=" + ".join(group), engine=engine, found=said, version=of_version)
+                    )
+                    bad.update(group)
+    return WeightCheck(
+        version=version,
+        engines=tuple(engines),
+        equal=len(sent) - len(bad),
+        differing=tuple(differing),
+        missing=tuple(missing),
+        unexpected=tuple(unexpected),
+    )
+
+
+def _difference(
+    names: Sequence[str], found: Whole, sent: Mapping[str, Whole], older: Mapping[int, Mapping[str, Whole]]
+) -> tuple[str, int | None] | None:
+    wanted = _together(names, sent)
+    if found.dtype != wanted.dtype:
+        return f"{found.dtype} there, sent as {wanted.dtype}; digest both as one type", None
+    if found.total == wanted.total:
+        if None in (found.order, wanted.order) or found.order == wanted.order:
+            return None
+        return "the same numbers in rows of another order", None
+    for version in sorted(older, reverse=True):
+        if all(name in older[version] for name in names) and _together(names, older[version]).total == found.total:
+            return f"still those of version {version}", version
+    if not found.total:
+        return "all zeros", None
+    return "other numbers", None
+
+
+def _together(names: Sequence[str], of: Mapping[str, Whole]) -> Whole:
+    if len(names) == 1:
+        return of[names[0]]
+    return Whole(of[names[0]].dtype, None, sum(of[name].total for name in names) & ((1 << 64) - 1), None)
+
+
+def _is_tied(names: Sequence[str], sent: Mapping[str, Whole]) -> bool:
+    """Return whether this is an output layer that equals an embedding, which engines keep only once."""
+    if len(names) != 1 or not names[0].endswith(LM_HEAD):
+        return False
+    mine = sent[names[0]]
+    return any("embed" in name and one.total == mine.total and one.shape == mine.shape for name, one in sent.items())
+
+
+def _rows_of_pieces(rows: int, wholes: Sequence[int], num_shards: int) -> list[int] | None:
+    """Return how many rows of an engine's fused tensor are of each part; a q is split further than k and v may be."""
+    if sum(wholes) == rows * num_shards:
+        return [count // num_shards for count in wholes]
+    if len(wholes) == 3 and wholes[1] == wholes[2] and not wholes[0] % num_shards:
+        left = rows - wholes[0] // num_shards
+        if left > 0 and not left % 2 and not wholes[1] % (left // 2):
+            return [wholes[0] // num_shards, left // 2, left // 2]
+    return None
+
+
+def _start(part: int, whole: int, shard: int, num_shards: int) -> int:
+    """Return where in a dimension a rank's part begins: padded, split evenly, split with copies, or not split."""
+    if part >= whole:
+        return 0
+    copies = max(1, part * num_shards // whole)
+    return shard // copies * part
