@@ -32,6 +32,7 @@ COMMANDS = {
     "gradients": ("trainermon.analysis.gradients.command", "compare the signs of two runs' gradients"),
     "tensor": ("trainermon.analysis.tensor.command", "inspect dumped tensors: show, diff, top, hist, convert"),
     "checkpoint": ("trainermon.analysis.checkpoint.command", "inspect, verify or compare checkpoints of any format"),
+    "rl": ("trainermon.analysis.rl.command", "tell whether a rollout engine is the policy that is trained"),
     "anomalies": ("trainermon.msprobe.anomaly_order", "list the anomalies of all ranks in training order"),
     "rules": ("trainermon.alerts.rules_command", "list, check or test alert rules"),
     "dashboards": ("trainermon.dashboards.command", "install the dashboards in Grafana, or write them to files"),

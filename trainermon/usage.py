@@ -14,6 +14,7 @@ where to begin:
   a loss is NaN, or jumps        trainermon diagnose
   two runs should be equal       trainermon compare, graph, source, env compare, checkpoint compare
   a device computes wrongly?     trainermon check
+  a reward collapses?            trainermon rl show
 `trainermon COMMAND --help` has examples of each.
 """
 
@@ -71,6 +72,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "checkpoint compare": (
         ("trainermon checkpoint compare model.safetensors model.safetensors", "any format, split and naming"),
     ),
+    "rl show": (
+        ("trainermon rl show rl_out", "the last step's verdict, its cause and what to do"),
+        ("trainermon rl show rl_out --step 1 --html rl.html", "another step, as a page"),
+    ),
+    "rl compare": (("trainermon rl compare stages stages", "the first stage in which two runs differ"),),
+    "rl digest": (
+        ("trainermon rl digest model.safetensors -o rl_out --version 12", "what a trainer sent, from its file"),
+    ),
+    "rl config": (("trainermon rl config train.log train.log", "settings that matter to rollouts come first"),),
     "anomalies": (("trainermon anomalies anomaly_detected", "those of all ranks, in the order of a step"),),
     "rules list": (("trainermon rules list", "the built-in rules"),),
     "rules check": (("trainermon rules check rules.yaml", "whether agents will take it"),),

@@ -12,8 +12,9 @@ import torch
 from tests.analysis.gradients.test_compare import write_whole
 from tests.exporters.recorded_run import commit
 from tests.recorded_dumps import recorded
-from trainermon import usage
+from trainermon import rl, usage
 from trainermon.cli import COMMANDS, build_parser, leaves, main
+from trainermon.rl import StageRecorder
 
 DUMPS = Path(__file__).parents[1] / "analysis/compare/recorded"
 LINES = [line for examples in usage.EXAMPLES.values() for line, _ in examples]
@@ -39,6 +40,9 @@ def folder(tmp_path_factory):
     (folder / "anomaly_detected/rank0/anomaly.json").write_text("{}")
     shutil.copy(Path(usage.__file__).with_name("alerts") / "default_rules.yaml", folder / "rules.yaml")
     (folder / "train.py").write_text("print('trained')\n")
+    (folder / "train.log").write_text("  rollout_temperature ..... 1.0\n")
+    write_rollouts(folder / "rl_out")
+    StageRecorder(folder / "stages").save({"reward": np.ones(3)})
     return folder
 
 
@@ -54,6 +58,15 @@ def workplace(folder):
         assert main(["env", "collect", "-o", "here.zip"]) == 0
         assert main(["export", "run", "--format", "csv"]) == 0
     return folder
+
+
+def write_rollouts(folder):
+    watch = rl.Watch(folder, rank=0)
+    for step in range(3):
+        with watch.step(step):
+            watch.rollout(logprobs=[[-1.0, -2.0], [-0.5]])
+            watch.train(logprobs=[[-1.01, -2.0], [-0.5]])
+    watch.close()
 
 
 def test_every_command_has_examples_and_every_example_is_of_a_command():

@@ -87,11 +87,15 @@ class Digester:
         self._dtype = dtype
         self._open: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], Any, Any]] = {}
 
-    def add(self, name: str, tensor: Any, starts: tuple[int, ...] = ()) -> None:
-        """Take a tensor (torch, or numpy) that begins at `starts` of the whole one of that name."""
+    def add(self, name: str, tensor: Any, starts: tuple[int, ...] = (), dtype: str = "") -> None:
+        """Take a tensor (torch, or numpy) that begins at `starts` of the whole one of that name.
+
+        `dtype` says what the bits of an array are that numpy has no type for.
+        """
         local, begin = _local_part(tensor)
         starts = starts or begin
-        rows, dtype = _row_checksums(local, self._dtype)
+        rows, read = _row_checksums(local, self._dtype)
+        dtype = dtype if _torch_of(local) is None and dtype else read
         total, order = _sums(rows, starts[0] if starts else 0)
         self._open[name] = (dtype, tuple(local.shape), starts, total, order)
 

@@ -210,10 +210,10 @@ def _worst(tokens: Tokens, size: np.ndarray) -> tuple[TokenAt, ...]:
 
 def _first_diverging(tokens: Tokens, diverges: Flags) -> int | None:
     where = np.nonzero(diverges)[0]
-    if not len(where):
-        return None
     _, firsts = np.unique(tokens.sequence[where], return_index=True)
-    return int(np.median(tokens.position[where[firsts]]))
+    positions = np.sort(tokens.position[where[firsts]])
+    middle = len(np.unique(tokens.sequence)) // 2
+    return int(positions[middle]) if len(positions) > middle else None
 
 
 def _notes(case: Case) -> tuple[str, ...]:

@@ -213,7 +213,7 @@ class Report:
         positions: By position in the sequence.
         histogram: How many tokens have a |Δ| in each of the bins of `HISTOGRAM_EDGES`.
         worst: The tokens with the largest |Δ|, largest first.
-        first_diverging: The median over sequences of the first position with |Δ| above ten floors; None: in none.
+        first_diverging: Median over sequences of the first position with |Δ| above ten floors; None: most have none.
         weights: The check of weights; None: there was none.
         notes: What was left out or could not be told.
     """

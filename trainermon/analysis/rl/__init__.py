@@ -1,0 +1,1 @@
+"""`trainermon rl`: what a run of reinforcement learning says of its rollouts."""
