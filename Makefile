@@ -27,7 +27,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build clean
+.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -80,7 +80,7 @@ demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it expl
 
 # Bytecode is kept, whatever the environment says: the hundreds of processes of the tests would each compile the package.
 test: $(READY) ## run the test suite, two files side by side; `make test WORKERS=4` runs four
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)
 
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
 	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
@@ -164,6 +164,37 @@ lock: ## write the hashes of all their files beside the pinned versions in requi
 
 build: $(READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
+
+test-wheel: $(READY) ## install the wheel into an empty environment of every version of Python that is here, and run it
+	$(BIN)/pytest -q tests/deploy
+
+VERSION := $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
+by-digest = @case "$(2)" in *@sha256:*) ;; *) echo "$(1): found '$(2)', expected an image by its digest, name@sha256:…"; exit 1;; esac
+
+release-check: ## refuse a TAG that is not the version of package and chart
+	@test "$(TAG)" = "v$(VERSION)" || { echo "TAG: found '$(TAG)', expected v$(VERSION), as in pyproject.toml"; exit 1; }
+	@grep -qx 'version: $(VERSION)' helm/trainermon/Chart.yaml || { echo "helm/trainermon/Chart.yaml: expected version: $(VERSION)"; exit 1; }
+
+release-name: ## write the address of this repository, URL, into the metadata of package and chart
+	sed -i 's#https://example.com/trainermon#$(URL)#' pyproject.toml helm/trainermon/Chart.yaml
+
+build-release: ## build dist/ in BUILD_IMAGE, so that the wheel runs with older versions of glibc too
+	$(call by-digest,BUILD_IMAGE,$(BUILD_IMAGE))
+	rm -rf dist build
+	docker run --rm --volume "$(CURDIR):/source" --workdir /source --user "$$(id -u):$$(id -g)" --env HOME=/tmp $(BUILD_IMAGE) \
+	  bash -c "python3.12 -m venv /tmp/venv && /tmp/venv/bin/pip install --quiet build && /tmp/venv/bin/python -m build"
+
+chart: ## pack the chart into build/chart/; needs helm
+	helm lint --strict helm/trainermon
+	helm package helm/trainermon --destination build/chart
+
+image: ## build the image of agent and controller on BASE_IMAGE, run it, and save it into build/image/; needs docker
+	$(call by-digest,BASE_IMAGE,$(BASE_IMAGE))
+	docker build --file docker/Dockerfile --build-arg BASE=$(BASE_IMAGE) --tag trainermon:$(VERSION) .
+	docker run --rm --read-only --network none trainermon:$(VERSION) --version
+	docker run --rm --read-only --network none trainermon:$(VERSION) rules list > /dev/null
+	mkdir -p build/image
+	docker save trainermon:$(VERSION) | gzip > build/image/trainermon-$(VERSION).tar.gz
 
 clean: ## remove environments, caches and build products
 	rm -rf node_modules $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from docs import chart
+from docs.compatibility import PAGE, with_versions
+from docs.python_reference import render_python_reference
 from trainermon.alerts.prometheus.command import default_files
 from trainermon.core.config import WITHOUT_EFFECT, MonitorConfig
 from trainermon.exporters.prometheus.reference import render_reference
@@ -70,9 +72,14 @@ def _default(value: object) -> str:
 
 def main() -> int:
     """Write all of them."""
-    pages = {"configuration.md": render_configuration(), "metrics.md": render_reference()}
+    pages = {
+        "configuration.md": render_configuration(),
+        "metrics.md": render_reference(),
+        "python.md": render_python_reference(),
+    }
     for name, text in pages.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    PAGE.write_text(with_versions(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in default_files().items():
         (RULES / name).write_text(text, encoding="utf-8")
     if sys.version_info >= (3, 11):  # what the library that dashboards are made with needs

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.compatibility import PAGE, with_versions
 from docs.generate import RULES, render_configuration
+from docs.python_reference import render_python_reference
 from trainermon.alerts.prometheus.command import default_files
 from trainermon.exporters.prometheus.reference import render_reference
 
@@ -17,6 +19,17 @@ def test_the_configuration_page_is_up_to_date():
 
 def test_the_metrics_page_is_up_to_date():
     assert (REFERENCE / "metrics.md").read_text() == render_reference()
+
+
+def test_the_page_of_the_python_api_is_up_to_date():
+    assert (REFERENCE / "python.md").read_text() == render_python_reference()
+
+
+def test_the_versions_in_the_compatibility_page_are_those_that_tests_install():
+    text = PAGE.read_text()
+
+    assert text == with_versions(text)
+    assert text != with_versions(text.replace("<!-- torch -->", "<!-- numpy -->"))
 
 
 @pytest.fixture(scope="module")

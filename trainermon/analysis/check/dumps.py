@@ -163,7 +163,7 @@ def check(
     """Return the verdicts on every call of a dump with tensors, or of all dumps below a folder, against float64.
 
     `only` and `skip` are patterns of keys, `Functional.linear.*`; on `devices` (`cuda:0`) each call is run again and
-    judged, too. With `jobs` the calls are judged in so many processes, which need `if __name__ == "__main__"` in a
+    judged, too. With `jobs` the calls are judged in that many processes, which need `if __name__ == "__main__"` in a
     script. Cost: one to six runs of each call in float64.
 
     Raises:
