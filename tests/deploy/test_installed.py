@@ -38,11 +38,11 @@ def python(request, built, tmp_path):  # noqa: F811
     python = tmp_path / "venv/bin/python"
     (wheel,) = built.glob("*.whl")
     # Locked where they are locked for this version; elsewhere what pip finds, as a user's pip does.
-    locked = ["--require-hashes", "-r", LOCK] if request.param == OWN else []
-    if locked:
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *locked], check=True)
-    more = ["--no-deps"] if locked else []
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *more, wheel], check=True)
+    install = [python, "-m", "pip", "install", "--quiet"]
+    if request.param == OWN:
+        subprocess.run([*install, "--require-hashes", "-r", LOCK], check=True)
+        install.append("--no-deps")
+    subprocess.run([*install, wheel], check=True)
     return python
 
 

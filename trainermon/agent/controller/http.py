@@ -17,6 +17,7 @@ from trainermon.agent.controller.overview import describe_escalations, describe_
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, RequestGuard
 from trainermon.agent.web.http import add_page, json_answer, parse_json, refuse
+from trainermon.agent.web.runbooks import add_runbooks
 from trainermon.core.errors import TrainermonError
 
 PAGE = "job.html"
@@ -33,6 +34,7 @@ def build_application(controller: Controller, *, access: TokenAccess, hosts: tup
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TrainermonError, refuse)
     add_page(app, PAGE, "trainermon.agent.controller")
+    add_runbooks(app)
     _add_reading(app, controller)
     _add_orders(app, controller)
     return RequestGuard(app, access=access, hosts=hosts)

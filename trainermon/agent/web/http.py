@@ -22,6 +22,7 @@ from trainermon.agent.orders.commands import ConflictError
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.graphs import GraphInterface, add_graphs
 from trainermon.agent.web.guard import Application, RequestGuard
+from trainermon.agent.web.runbooks import add_runbooks
 from trainermon.core.errors import TrainermonError
 from trainermon.core.values import as_plain
 
@@ -144,6 +145,7 @@ def build_application(
     _add_reading(app, node)
     _add_evidence(app, node)
     add_graphs(app, node)
+    add_runbooks(app)
     _add_stream(app, node)
     _add_control(app, node)
     if escalations is not None:
