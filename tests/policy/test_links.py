@@ -41,6 +41,14 @@ def test_relative_links_lead_somewhere(name):
     assert list(broken_links(page, page.read_text(encoding="utf-8"))) == []
 
 
+def test_the_index_of_the_docs_leads_to_every_page():
+    index = LINK.findall((ROOT / "docs/README.md").read_text(encoding="utf-8"))
+    needed = [name.removeprefix("docs/") for name in pages() if name.startswith("docs/") and "/decisions/" not in name]
+
+    linked = {target.partition("#")[0] for target in index}
+    assert [name for name in needed if name not in linked and name != "README.md"] == []
+
+
 def test_a_link_that_leads_nowhere_is_seen(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
