@@ -133,7 +133,7 @@ def test_numbers_reach_a_monitor_in_the_thread_of_the_training(tmp_path):
 
     ((thread, values),) = calls
     assert thread is threading.current_thread()
-    assert values == series_of(report)
+    assert values == series_of(report, rl.Limits())
     assert values["rl_ratio"] == report.measures.ratio
     assert len(values) <= 40
 

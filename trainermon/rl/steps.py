@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from types import MappingProxyType
 
@@ -92,11 +93,12 @@ SERIES = MappingProxyType(
 """Series of a monitor, and the measure that each is."""
 
 
-def series_of(report: Report, *, version_lag: int | None = None) -> dict[str, float]:
+def series_of(report: Report, limits: Limits) -> dict[str, float]:
     """Return the numbers of a report that a monitor records, by name.
 
     `rl_floors` is the mean |Δ| in floors; `rl_weights_differ` counts tensors that are missing or not equal, and is
-    there if weights were checked; `rl_not_comparable` is 1 where tokens could not be paired.
+    there if weights were checked; `rl_not_comparable` is 1 where tokens could not be paired. The mean ratio's error is
+    left out where there are too few sequences, and so is every number that is NaN.
     """
     numbers = {"rl_not_comparable": float(report.verdict is Verdict.NOT_COMPARABLE)}
     if report.measures is not None:
@@ -105,6 +107,8 @@ def series_of(report: Report, *, version_lag: int | None = None) -> dict[str, fl
             numbers["rl_floors"] = report.measures.mean_abs / report.floor.mean_abs
     if report.weights is not None:
         numbers["rl_weights_differ"] = float(len(report.weights.differing) + len(report.weights.missing))
-    if version_lag is not None:
-        numbers["rl_version_lag"] = float(version_lag)
-    return numbers
+    if report.version_lag is not None:
+        numbers["rl_version_lag"] = float(report.version_lag)
+    if report.measures is not None and report.measures.sequences < limits.min_sequences:
+        del numbers["rl_ratio_z"]
+    return {name: number for name, number in numbers.items() if not math.isnan(number)}

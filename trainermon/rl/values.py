@@ -215,6 +215,7 @@ class Report:
         worst: The tokens with the largest |Δ|, largest first.
         first_diverging: Median over sequences of the first position with |Δ| above ten floors; None: most have none.
         weights: The check of weights; None: there was none.
+        version_lag: By how many versions the oldest engine is behind what was sent; None: not known.
         notes: What was left out or could not be told.
     """
 
@@ -230,6 +231,7 @@ class Report:
     worst: tuple[TokenAt, ...] = ()
     first_diverging: int | None = None
     weights: WeightCheck | None = None
+    version_lag: int | None = None
     notes: tuple[str, ...] = ()
 
 

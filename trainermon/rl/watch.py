@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -193,13 +194,16 @@ class Watch:
             self._stages.save(stages)
 
     def report(self, step: int, timeout_s: float = 600.0) -> Report | None:
-        """Return the report on a step, waiting for it; None: nothing was compared."""
+        """Return the report on a step, waiting for it; None: nothing was compared, or the comparison failed.
+
+        Raises:
+            TimeoutError: It takes longer.
+        """
         future = self._reports.get(step)
-        if future is None:
+        if future is None or future.exception(timeout_s) is not None:
             return None
-        report = future.result(timeout_s)
         self._record()
-        return report
+        return future.result()
 
     def check(self, version: int) -> WeightCheck | None:
         """Return whether the engines hold what was sent as `version`; None: one side said nothing yet."""
@@ -243,12 +247,19 @@ class Watch:
         version = self._version(step)
         weights = None if version is None else self.check(version)
         report = judge_step(step, self._settings, weights)
+        report = dataclasses.replace(report, version_lag=self._lag(step))
         files.append_report(self.folder, self.rank, report)
         return report
 
     def _version(self, step: WatchedStep) -> int | None:
         versions = [version for _, version in step.engines if version is not None]
         return max(versions) if versions else max(files.sent_versions(self.folder), default=None)
+
+    def _lag(self, step: WatchedStep) -> int | None:
+        """Return how many versions behind what was sent the oldest engine is."""
+        versions = [version for _, version in step.engines if version is not None]
+        sent = files.sent_versions(self.folder)
+        return max(0, sent[-1] - min(versions)) if versions and sent else None
 
     def _record(self) -> None:
         """Hand the numbers of finished steps to the monitor, in the thread of the training."""
@@ -259,7 +270,7 @@ class Watch:
             elif future.exception() is not None:
                 self._failed("compare", future.exception())
             elif self._monitor is not None:
-                self._monitor.record(**series_of(future.result()))
+                self._monitor.record(**series_of(future.result(), self._settings.limits))
         self._unrecorded = left
 
     def _are_known(self, prompts: Sequence[Any] | None, version: int | None) -> Flags | None:

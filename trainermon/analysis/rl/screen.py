@@ -58,6 +58,8 @@ def screen_of_run(ranks: Mapping[int, Sequence[Report]], rank: int, report: Repo
             ],
             left=0,
         )  # fmt: skip
+    if report.version_lag:
+        yield f"  note: an engine samples with weights that are {report.version_lag} versions old"
     for note in report.notes:
         yield f"  note: {printable(note)}"
 
