@@ -6,6 +6,7 @@ in the alerts that compare one number, `THRESHOLD`, with the number beside.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from trainermon.alerts.rules import load_rules
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "helm" / "trainermon" / "files"
 DASHBOARDS = ROOT / "trainermon" / "dashboards" / "grafana"
+README, VALUES = FILES.with_name("README.md"), FILES.with_name("values.yaml")
+BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 HEAD = "# Generated from trainermon/alerts/ by `make sync`. Do not edit.\n"
 
 _COMPARISON = re.compile(r"[<>]=?|[=!]=(?!~)")
@@ -33,6 +36,41 @@ def render_rules() -> str:
     return HEAD + yaml.safe_dump({"groups": groups}, sort_keys=False, allow_unicode=True, width=1000)
 
 
+def render_values() -> str:
+    """Return the chart's README with the table of its values, by the comments in values.yaml."""
+    text = README.read_text(encoding="utf-8")
+    rows = "".join(f"| `{path}` | `{default}` | {meaning} |\n" for path, default, meaning in _documented_values())
+    table = f"{BEGIN}\n| value | default | meaning |\n|---|---|---|\n{rows}{END}"
+    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: table, text, flags=re.DOTALL)
+
+
+def _documented_values() -> Iterator[tuple[str, str, str]]:
+    """Yield path, default and meaning of each value that is no mapping of values of its own, in the file's order."""
+    source = VALUES.read_text(encoding="utf-8")
+    defaults = yaml.safe_load(source)
+    path: list[str] = []
+    said: list[str] = []
+    for line in source.splitlines():
+        comment, key = re.match(r" *# ?(.*)", line), re.match(r"( *)([\w.-]+):", line)
+        if comment:
+            said = [comment[1].removeprefix("-- ")] if comment[1].startswith("-- ") else [*said, comment[1]]
+        elif key:
+            path[len(key[1]) // 2 :] = [key[2]]
+            value: Any = defaults
+            for name in path:
+                value = value[name]
+            is_group = isinstance(value, dict) and value and line.rstrip().endswith(":")
+            if not is_group:
+                yield ".".join(path), json.dumps(value, separators=(", ", ": ")), _cell(" ".join(said))
+            said = []
+        else:
+            said = []
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+
+
 def dashboards() -> Iterator[tuple[Path, str]]:
     """Yield the place in the chart, relative to its files, and the text of every generated dashboard."""
     for path in sorted(DASHBOARDS.rglob("*.json")):
@@ -43,6 +81,7 @@ def dashboards() -> Iterator[tuple[Path, str]]:
 def write() -> None:
     """Replace the generated files of the chart; a dashboard that is no more goes."""
     FILES.mkdir(exist_ok=True)
+    README.write_text(render_values(), encoding="utf-8")
     (FILES / "prometheus_rules.yaml").write_text(render_rules(), encoding="utf-8")
     wanted = {FILES / place: text for place, text in dashboards()}
     for path in set(FILES.glob("dashboards/*/*.json")) - set(wanted):

@@ -249,8 +249,12 @@ def test_the_controller_is_reached_by_those_who_are_named():
     ingress = policy("-controller", CONTROLLER, values)["ingress"]
 
     port = [{"port": 9462, "protocol": "TCP"}]
-    assert ingress == [{"from": MONITORING, "ports": port}] * 2
-    assert policy("-controller", CONTROLLER)["ingress"] == [{"ports": port}]
+    labels = render(CONTROLLER).one("Pod", "-test")["metadata"]["labels"]
+    (peer,) = ingress[1]["from"]
+    assert [ingress[0], ingress[2]] == [{"from": MONITORING, "ports": port}] * 2
+    assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    assert policy("-controller", CONTROLLER)["ingress"][0] == {"ports": port}
 
 
 def test_the_controller_reaches_agents_and_names_only():

@@ -204,4 +204,4 @@ def test_further_objects_are_templates():
     objects = render({"extraObjects": [extra, "apiVersion: v1\nkind: Pod\nmetadata: {name: y}\n"]})
 
     assert objects.one("Secret")["metadata"]["name"] == "demo-x"
-    assert objects.one("Pod")["metadata"]["name"] == "y"
+    assert objects.one("Pod", "y")["metadata"]["name"] == "y"
