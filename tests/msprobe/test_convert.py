@@ -60,6 +60,21 @@ def test_converting_again_replaces_what_was_there(folder, tmp_path):
     assert [path.name for path in (tmp_path / "rank0").iterdir()] == ["exp_avg"]
 
 
+def test_an_interrupted_conversion_leaves_what_was_there(folder, tmp_path, monkeypatch):
+    run("csv2tensorboard", folder, "-o", tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def interrupt(self, *_more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainermon.msprobe.tensorboard.EventFile.add", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run("csv2tensorboard", folder, "-o", tmp_path)
+
+    assert before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_wrong_wishes_are_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match="data_type_list: found 'weights', expected some of actv"):
         csv2tensorboard_by_step(folder, data_type_list=["weights"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.results import write_text
 from trainermon.dashboards.grafana.files import dashboards
 from trainermon.dashboards.grafana.provisioning import DataSource, files
@@ -58,9 +59,10 @@ def main(arguments: argparse.Namespace) -> int:
         _write(arguments, data_source)
         return 0
     grafana = Grafana(arguments.url, _token(arguments.token_file), ca_file=arguments.ca_file)
-    for name, what in grafana.push(arguments.source, data_source):
-        sys.stdout.write(f"{what:9} {name}\n")
-        sys.stdout.flush()
+    with ProgressBar("asking Grafana") as bar:
+        for number, (name, what) in enumerate(grafana.push(arguments.source, data_source), 1):
+            bar.result(f"{what:9} {name}")
+            bar.stage(f"{number} brought, asking Grafana")
     return 0
 
 

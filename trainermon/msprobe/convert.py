@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,11 +16,13 @@ from typing import Any
 from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.naming import SCALARS
 from trainermon.core.strict import shown
-from trainermon.core.terminal.interrupts import leave_interrupts
+from trainermon.core.terminal.interrupts import end_workers, leave_interrupts
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.msprobe.csv_files import TIME_FORMAT
 from trainermon.msprobe.csv_tables import KINDS, CsvTableRow, rank_folders, read_tables
 from trainermon.msprobe.trend_database import FILE, write_database
+
+_UNFINISHED = ".unfinished"
 
 
 def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that users of msprobe know)
@@ -61,8 +64,12 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
         for job in counted(jobs, len(jobs), "ranks"):
             _convert_rank(*job)
     else:
-        with ProcessPoolExecutor(min(process_num, len(jobs)), initializer=leave_interrupts) as pool:
+        pool = ProcessPoolExecutor(min(process_num, len(jobs)), initializer=leave_interrupts)
+        try:
             list(counted(pool.map(_convert_rank, *zip(*jobs, strict=True)), len(jobs), "ranks"))
+        finally:
+            end_workers(pool)
+            _remove_unfinished(output)
     return output
 
 
@@ -75,12 +82,29 @@ def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
         for row in rows:
             of_kind.setdefault(row.step, []).append(row)
     for kind, of_kind in steps.items():
-        for old in (output / kind).glob("events.out.tfevents.*"):
-            old.unlink()
-        file = EventFile(output / kind)
-        for step, rows in sorted(of_kind.items()):
-            file.add(list(_scalars(kind, rows).items()), step, 0.0)
-        file.close()
+        unfinished = output / f".{kind}{_UNFINISHED}"
+        try:
+            file = EventFile(unfinished)
+            for step, rows in sorted(of_kind.items()):
+                file.add(list(_scalars(kind, rows).items()), step, 0.0)
+            file.close()
+            _put_in_place(unfinished, output / kind)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _put_in_place(unfinished: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    for path in unfinished.iterdir():
+        path.replace(folder / path.name)
+
+
+def _remove_unfinished(output: Path) -> None:
+    """Remove what worker processes have left that were ended."""
+    for path in output.glob(f"rank*/.*{_UNFINISHED}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _scalars(kind: str, rows: Iterable[CsvTableRow]) -> dict[str, float]:

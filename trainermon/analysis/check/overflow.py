@@ -23,6 +23,7 @@ from trainermon.analysis.check.checking import dumps_below
 from trainermon.analysis.check.details import safe_cell
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.core.terminal.manners import note
+from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.values import TextEnum, as_plain
 from trainermon.dump.files.reader import load_raw, parse_dump
@@ -183,7 +184,11 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError("expected a dump: `trainermon check overflow DUMP`")
     if args.jit_compile or args.device_ids:
         sys.stderr.write("trainermon check: -j and -d have no effect: no device is needed\n")
-    found = {str(directory): overflows_of(directory) for directory in dumps_below(dump)}
+    directories = dumps_below(dump)
+    with ProgressBar("reading dumps"):
+        found = {
+            str(directory): overflows_of(directory) for directory in counted(directories, len(directories), "dumps")
+        }
     if args.json:
         sys.stdout.write(_document(found))
     else:

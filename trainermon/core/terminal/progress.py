@@ -95,12 +95,19 @@ class ProgressBar:
         self._now = (0, 0, what)
 
     def say(self, text: str) -> None:
-        """Write a line, where the bar is now; the bar goes on below it."""
+        """Write a line where the bar is now; the bar goes on below it."""
+        self._write(text, self._stream)
+
+    def result(self, text: str) -> None:
+        """Write a line to standard output; the bar goes on below it."""
+        self._write(text, sys.stdout)
+
+    def _write(self, text: str, stream: TextIO) -> None:
         with self._drawing:
             if self._bar is not None:
                 self._bar.clear()
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+            stream.write(f"{text}\n")
+            stream.flush()
 
     def close(self) -> None:
         """Erase the line; what is told afterwards is not shown."""

@@ -26,6 +26,7 @@ from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Header
+from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT
 from trainermon.core.values import Alert, AlertState, Kind, SeriesKey, StatBlock, as_plain
 from trainermon.exporters.store.blocks import read_blocks
@@ -82,7 +83,8 @@ def main(arguments: argparse.Namespace) -> int:
     rules = load_rules(None if arguments.rules == BUILT_IN else arguments.rules)
     run_dir = find_run(arguments.run)
     flush_agents(run_dir)
-    rehearsal = rehearse(rules, run_dir)
+    with ProgressBar("judging stored steps"):
+        rehearsal = rehearse(rules, run_dir)
     if arguments.json:
         sys.stdout.writelines(json.dumps(as_plain(alert)) + "\n" for alert in rehearsal.alerts)
     else:

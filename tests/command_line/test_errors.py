@@ -1,0 +1,78 @@
+"""What cannot be done is said in one line that names the file or the option, whatever the command."""
+
+import pytest
+
+from trainermon.cli import main
+
+LINES = """
+query missing
+diagnose missing
+diagnose missing --against missing
+replay missing --model a:b
+compare missing missing
+compare damaged damaged
+compare -i missing.json
+compare damaged damaged --match missing.yaml
+compare damaged damaged --target-split wrong
+graph missing
+graph damaged
+source missing
+check run missing
+check run damaged
+check ops --device nothing
+check against missing.csv missing.csv
+check calibrate missing -o b.json
+check overflow missing
+check follow missing --once
+script missing key
+env collect missing.sh -o x.zip
+env compare missing missing
+env show missing
+gradients compare missing missing
+gradients compare missing missing --format wrong
+tensor show missing
+tensor show garbage.npy
+tensor diff garbage.npy garbage.npy
+tensor convert garbage.npy out.pt
+checkpoint show missing
+checkpoint verify garbage.npy
+checkpoint compare missing missing
+anomalies missing
+rules list missing.yaml
+rules check garbage.yaml
+rules test missing.yaml run
+rules prometheus missing.yaml
+dashboards write garbage.npy/below
+dashboards push http://127.0.0.1:1 --token-file missing
+export missing
+convert csv2tensorboard missing
+convert csv2db missing --db out
+agent missing
+controller --config missing.yaml
+"""
+NAMED = ("missing", "damaged", "garbage", "nothing", "wrong")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("errors")
+    (folder / "garbage.npy").write_text("garbage")
+    (folder / "garbage.yaml").write_text(": : :")
+    (folder / "damaged").mkdir()
+    (folder / "damaged/dump.json").write_text("not json")
+    return folder
+
+
+@pytest.mark.parametrize("line", LINES.strip().splitlines())
+def test_an_error_is_one_line_that_names_what_is_wrong(line, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+
+    status = main(line.split())
+
+    said = capsys.readouterr()
+    assert status == 1
+    assert said.out == ""
+    assert said.err.startswith(f"trainermon {line.split()[0]}: ")
+    assert said.err.count("\n") == 1
+    assert any(name in said.err for name in NAMED)
+    assert "Traceback" not in said.err
