@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import math
@@ -84,10 +85,9 @@ def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
     for kind, of_kind in steps.items():
         unfinished = output / f".{kind}{_UNFINISHED}"
         try:
-            file = EventFile(unfinished)
-            for step, rows in sorted(of_kind.items()):
-                file.add(list(_scalars(kind, rows).items()), step, 0.0)
-            file.close()
+            with contextlib.closing(EventFile(unfinished)) as file:
+                for step, rows in sorted(of_kind.items()):
+                    file.add(list(_scalars(kind, rows).items()), step, 0.0)
             _put_in_place(unfinished, output / kind)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
