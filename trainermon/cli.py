@@ -49,6 +49,7 @@ COMMANDS = {
 WITH_A_LOG = frozenset({"run", "node", "agent", "controller", "serve"})
 """Commands that run until they are told to end, and keep a log of their own."""
 FAILED, INTERRUPTED = 1, 130
+_DUCKDB_INTERRUPTED = "Query interrupted"  # what DuckDB makes of Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words, asked_for)
     except KeyboardInterrupt:
-        erase = "\r\033[K" if sys.stderr.isatty() else ""  # the ^C of the terminal
-        print(f"{erase}trainermon {asked_for}: interrupted", file=sys.stderr)
+        manners.say_interrupted(asked_for)
         return INTERRUPTED
     except BrokenPipeError:  # `| head`: what is still buffered cannot be written either, and Python would say so
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -116,7 +116,9 @@ def _run(words: Sequence[str], asked_for: str | None) -> int:
     try:
         status: int = importlib.import_module(COMMANDS[arguments.subcommand][0]).main(arguments)
         sys.stdout.flush()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, RuntimeError) and str(error) == _DUCKDB_INTERRUPTED:
+            raise KeyboardInterrupt from error
         if arguments.verbose:
             traceback.print_exc()
         raise

@@ -87,6 +87,18 @@ def test_ctrl_c_ends_the_processes_of_a_command_too(tmp_path):
     assert program.screen() == ["trainermon compare: interrupted"]
 
 
+def test_a_query_is_interrupted_as_any_other_command():
+    endless = "SELECT count(*) FROM range(1000000000000) a(i) WHERE hash(i) = 1"
+    run = Path(__file__).parents[1] / "recorded/run"
+
+    with in_terminal(("query", str(run), endless), DUMPS) as program:
+        program.read_until("asking … 00:0".encode())
+        program.type(CTRL_C)
+        status = program.end()
+
+    assert (status, program.screen()) == (130, ["trainermon query: interrupted"])
+
+
 BOLD = b"\x1b[1m"
 
 

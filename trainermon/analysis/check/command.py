@@ -39,6 +39,7 @@ from trainermon.analysis.check.worker_options import (
     stamp_to_resume,
 )
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.manners import say_interrupted
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.replay.dumped_calls import UNREADABLE
@@ -149,8 +150,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         return _check(args)
     except KeyboardInterrupt:
-        goes_on = "; --resume goes on" if args.journal is not None else ""
-        sys.stderr.write(f"trainermon check: interrupted{goes_on}\n")
+        say_interrupted("check", "; --resume goes on" if args.journal is not None else "")
         return INTERRUPTED
     finally:
         if args.journal is not None:

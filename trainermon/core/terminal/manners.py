@@ -90,6 +90,12 @@ def shows_progress(stream: TextIO) -> bool:
     return _manners.shows_progress and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def say_interrupted(command: str | None, more: str = "") -> None:
+    """Write that Ctrl-C has ended a command, in the place of the `^C` that the terminal shows, and `more`."""
+    erase = "\r\033[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
+    sys.stderr.write(f"{erase}trainermon {command or ''}".rstrip() + f": interrupted{more}\n")
+
+
 def note(text: str) -> None:
     """Write a line to standard error that nobody needs to read, unless quiet was asked for."""
     if text and not _manners.is_quiet:
