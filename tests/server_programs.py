@@ -26,6 +26,7 @@ PROGRAMS = {
     "promtool": ("prometheus", "usr/bin/promtool"),
     "prometheus-alertmanager": ("prometheus-alertmanager", "usr/bin/prometheus-alertmanager"),
     "amtool": ("prometheus-alertmanager", "usr/bin/amtool"),
+    "prometheus-pushgateway": ("prometheus-pushgateway", "usr/bin/prometheus-pushgateway"),
     "chromium": ("chromium", "usr/bin/chromium"),
     "influxd": ("influxdb", "usr/bin/influxd"),
     "victoria-metrics": ("victoria-metrics", "usr/bin/victoria-metrics"),

@@ -48,8 +48,8 @@ REFUSED = [
     ({"format": ["../x"]}, r"format\[0\]: found '../x', expected a name"),
     ({"format": ["csv", "infuxdb"]}, r"format\[1\]: found 'infuxdb', which nothing writes; did you mean 'influxdb'\?"),
     (
-        {"format": "wandb"},
-        r"found 'wandb', which nothing writes; expected one of api, csv, influxdb, null, tensorboard",
+        {"format": "comet"},
+        r"found 'comet', which nothing writes; expected one of api, csv, influxdb, null, pushgateway, tensorboard",
     ),
     ({"format": ["influxdb"]}, "format names influxdb, but influxdb.url is not set"),
     ({"influxdb": {"url": "tcp://x"}}, "influxdb.url: found 'another one', expected http://host:port or https"),

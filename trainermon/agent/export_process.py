@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("node_dir", type=Path)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, handlers=[_ReportHandler()])
-    makers = makers_of(load_settings(given.spool), given.node_dir)
+    makers = makers_of(load_settings(given.spool), given.node_dir, given.spool.absolute().parent)
     followers = [ExporterThread(name, make) for name, make in makers.items()]
     agent_is_gone = threading.Event()
     threading.Thread(target=_wait_for_end, args=(agent_is_gone,), daemon=True).start()
@@ -148,16 +148,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os._exit(0)  # a thread that hangs would be waited for by what is registered for the end of the interpreter
 
 
-def makers_of(settings: AgentSettings, node_dir: Path) -> dict[str, Callable[[], StoreExporter]]:
+def makers_of(
+    settings: AgentSettings, node_dir: Path, spool_dir: Path | None = None
+) -> dict[str, Callable[[], StoreExporter]]:
     """Return, by name, a function that makes each exporter that `settings` name.
 
-    `node_dir` is the agent's folder in the run directory.
+    `node_dir` is the agent's folder in the run directory, `spool_dir` the one that holds its spool.
     """
     told = ExportSettings(
         **settings.outputs.output_fields(),
         run_dir=settings.run_dir,
         node_dir=node_dir,
         run_id=settings.run_id,
+        spool_dir=spool_dir,
         budget=settings.budget,
     )
     found: dict[str, Callable[[], StoreExporter]] = {

@@ -12,6 +12,7 @@ from trainermon.agent.watch import RankState
 from trainermon.alerts.engine import RuleEngine
 from trainermon.core.control import Phase
 from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.prometheus.process_series import process_families
 
 
 class AgentMetrics:
@@ -25,7 +26,7 @@ class AgentMetrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for."""
         _show_agent(self._metrics, self._parts, num_faults=self._faults.total)
-        return self._metrics.render(accept)
+        return self._metrics.render(accept, process_families())
 
 
 def _show_agent(metrics: Exposition, parts: AgentParts, *, num_faults: int) -> None:

@@ -462,3 +462,27 @@ MODULE_METRICS: Mapping[Kind, Metric] = MappingProxyType(
     {metric.kind: metric for metric in _LIST if metric.kind is not None}
 )
 """The metric that shows a kind per module. Losses and measures of the step have metrics of their own."""
+
+BUILD_INFO = Metric(
+    name="trainermon_build_info",
+    type=MetricType.INFO,
+    help="The version of trainermon and of Python that this process runs.",
+    labels=("version", "python_version"),
+    cost="1 per process",
+)
+
+
+def _process(name: str, text: str, unit: str = "") -> Metric:
+    kind = MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE
+    return Metric(name=f"process_{name}", type=kind, help=text, unit=unit, labels=(), cost="1 per process")
+
+
+PROCESS_METRICS = (
+    _process("cpu_seconds_total", "User and system CPU time of this process.", "seconds"),
+    _process("virtual_memory_bytes", "Virtual memory of this process.", "bytes"),
+    _process("resident_memory_bytes", "Resident memory of this process.", "bytes"),
+    _process("start_time_seconds", "Unix time at which this process began.", "seconds"),
+    _process("open_fds", "Open file descriptors of this process."),
+    _process("max_fds", "Most file descriptors that this process may have open."),
+)
+"""What agent and controller tell of their own process, under the names that dashboards for any program look for."""

@@ -37,12 +37,14 @@ class ExportSettings(OutputConfig):
         run_dir: The run directory; what an exporter writes there belongs below a folder of its own.
         run_id: Name of the run.
         node_dir: The agent's own folder in the run directory, with the segments of the store in `segments`.
+        spool_dir: The folder of spools, for an exporter that asks the agent; None: the usual one.
         budget: How many series a form with a limited number of them may have.
     """
 
     run_dir: Path
     run_id: str = ""
     node_dir: Path = Path()
+    spool_dir: Path | None = None
     budget: SeriesBudget = dataclasses.field(default_factory=SeriesBudget)
 
     @property
@@ -130,6 +132,7 @@ BUILT_IN: Mapping[str, str] = {
     "csv": "trainermon.msprobe.csv_files:CsvExporter",
     "influxdb": "trainermon.exporters.influxdb.exporter:InfluxDBExporter",
     "tensorboard": "trainermon.msprobe.tensorboard:TensorBoardExporter",
+    "pushgateway": "trainermon.exporters.prometheus.pushgateway:PushgatewayExporter",
     "null": "trainermon.exporters.export:NullExporter",
 }
 IN_PROCESS = frozenset({"api"})

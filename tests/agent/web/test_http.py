@@ -110,6 +110,17 @@ def test_arrays_are_passed_through_and_columns_are_bounded(node):
     assert request(node, "GET", "/api/ranks?quantity=loss").content == b"loss 1000"
 
 
+@pytest.mark.parametrize(("accepted", "coding"), [("gzip", "gzip"), ("br", None), ("gzip;q=0", None)])
+def test_metrics_are_compressed_for_those_who_read_that(node, accepted, coding):
+    headers = {"accept": "application/openmetrics-text", "accept-encoding": accepted}
+
+    answer = request(node, "GET", "/metrics", headers=headers)
+
+    assert answer.headers.get("content-encoding") == coding
+    assert answer.content == b"# EOF\n"  # httpx has decompressed it
+    assert answer.headers["content-type"] == "application/openmetrics-text"
+
+
 def test_metrics_are_negotiated_by_accept(node):
     answer = request(node, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
     assert answer.headers["content-type"] == "application/openmetrics-text"

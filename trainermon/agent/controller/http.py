@@ -5,6 +5,7 @@ It runs behind the agent's `RequestGuard`, which has already checked host, origi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainermon.agent.controller.metrics import render_metrics
 from trainermon.agent.controller.overview import describe_escalations, describe_job
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, RequestGuard
-from trainermon.agent.web.http import add_page, json_answer, parse_json, refuse
+from trainermon.agent.web.http import add_page, json_answer, metrics_answer, parse_json, refuse
 from trainermon.agent.web.runbooks import add_runbooks
 from trainermon.core.errors import TrainermonError
 
@@ -53,8 +54,7 @@ def _add_reading(app: FastAPI, controller: Controller) -> None:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        content, content_type = render_metrics(controller, request.headers.get("accept", ""))
-        return Response(content, headers={"content-type": content_type})
+        return metrics_answer(request, functools.partial(render_metrics, controller))
 
     @app.get("/api/v1/job")
     async def job() -> Response:

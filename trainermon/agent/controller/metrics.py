@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import time
@@ -17,6 +18,7 @@ from trainermon.exporters.prometheus.openmetrics import (
     prefers_openmetrics,
     render_families,
 )
+from trainermon.exporters.prometheus.process_series import process_families
 
 _START_S = time.time()
 
@@ -63,7 +65,8 @@ def render_metrics(controller: Controller, accept: str) -> tuple[bytes, str]:
     openmetrics = prefers_openmetrics(accept)
     values = _values(controller)
     families = ((metric, [MetricSamples((f"{metric.name} ",), (values[metric.name],))]) for metric in METRICS)
-    return render_families(families, openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
+    body = render_families(itertools.chain(families, process_families()), openmetrics=openmetrics)
+    return body, OPENMETRICS if openmetrics else TEXT
 
 
 def _values(controller: Controller) -> Mapping[str, float]:

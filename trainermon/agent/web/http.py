@@ -7,9 +7,11 @@ request arrives here.
 
 from __future__ import annotations
 
+import gzip
 import importlib.resources
 import json
 import mimetypes
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 4000
 PAGE = "index.html"
+GZIP_LEVEL = 1  # a twelfth of the bytes for a third of the time of the usual level
 
 
 class NodeInterface(GraphInterface, Protocol):
@@ -235,8 +238,7 @@ def _add_evidence(app: FastAPI, node: NodeInterface) -> None:
 def _add_stream(app: FastAPI, node: NodeInterface) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        content, content_type = node.metrics(request.headers.get("accept", ""))
-        return Response(content, headers={"content-type": content_type})
+        return metrics_answer(request, node.metrics)
 
     @app.get("/events")
     async def events() -> Response:
@@ -318,6 +320,29 @@ def json_answer(value: Any, *, status: int = 200) -> Response:
     """Return an HTTP response with `value` as JSON."""
     content = json.dumps(as_plain(value), allow_nan=False, separators=(",", ":"))
     return Response(content, status_code=status, media_type="application/json")
+
+
+def metrics_answer(request: Request, render: Callable[[str], tuple[bytes, str]]) -> Response:
+    """Return the answer to a scrape: what `render` gives for its `Accept` header, in gzip for those who read that."""
+    content, content_type = render(request.headers.get("accept", ""))
+    headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+    if reads_gzip(request.headers.get("accept-encoding", "")):
+        content = gzip.compress(content, compresslevel=GZIP_LEVEL, mtime=0)
+        headers["content-encoding"] = "gzip"
+    return Response(content, headers=headers)
+
+
+def reads_gzip(accept_encoding: str) -> bool:
+    """Return whether a client that sent this `Accept-Encoding` header takes gzip.
+
+    >>> reads_gzip("gzip"), reads_gzip("br, GZIP;q=0.5"), reads_gzip("gzip;q=0, *"), reads_gzip("")
+    (True, True, False, False)
+    """
+    for coding in accept_encoding.lower().split(","):
+        name, _, weight = (part.strip() for part in coding.partition(";"))
+        if name == "gzip":
+            return re.fullmatch(r"q=0(\.0*)?", weight) is None
+    return False
 
 
 def _binary(content: bytes) -> Response:

@@ -16,7 +16,7 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 
 from trainermon.core.config.dynamic import is_followed, is_waiting
 from trainermon.core.config.msprobe import WITHOUT_EFFECT
-from trainermon.core.config.outputs import ENTRY_POINTS, FORMATS, InfluxDBConfig, OutputConfig
+from trainermon.core.config.outputs import ENTRY_POINTS, FORMATS, InfluxDBConfig, OutputConfig, PushgatewayConfig
 from trainermon.core.config.reading import load_config, parse_config
 from trainermon.core.config.run import RunSettings
 from trainermon.core.config.schema import (
@@ -49,6 +49,7 @@ __all__ = [
     "L2Targets",
     "MonitorConfig",
     "OutputConfig",
+    "PushgatewayConfig",
     "ReplayConfig",
     "RunSettings",
     "is_followed",

@@ -1,4 +1,4 @@
-"""Forms that a run is written in beside its store: which names there are, and what InfluxDB needs."""
+"""Forms that a run is written in beside its store: which names there are, and what servers need."""
 
 from __future__ import annotations
 
@@ -17,12 +17,27 @@ from trainermon.core.strict import require, shown
 
 FORMAT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 FORMATS: Mapping[str, str | None] = MappingProxyType(
-    {"api": None, "csv": None, "influxdb": "influxdb_client", "null": None, "tensorboard": "tensorboard"}
+    {
+        "api": None,
+        "csv": None,
+        "influxdb": "influxdb_client",
+        "null": None,
+        "pushgateway": "prometheus_client",
+        "tensorboard": "tensorboard",
+    }
 )
 """Names that trainermon itself knows, and the package that each needs beside it; the extra has the name of the form."""
 
 ENTRY_POINTS = "trainermon.exporters"
 """Group of the entry points by which other packages register further names."""
+
+
+def _check_url(path: str, url: str) -> None:
+    if url:
+        parts = urllib.parse.urlsplit(url)
+        is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+        # Not the text itself: whoever puts a password there does not want it in a log.
+        require(is_plain, path, "another one", "http://host:port or https://…, without user and password")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +70,7 @@ class InfluxDBConfig:
     max_backoff_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.url:
-            parts = urllib.parse.urlsplit(self.url)
-            is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-            # Not the text itself: whoever puts a password there does not want it in a log.
-            require(is_plain, "influxdb.url", "another one", "http://host:port or https://…, without user and password")
+        _check_url("influxdb.url", self.url)
         require(self.api in ("v1", "v2"), "influxdb.api", self.api, "v1 or v2")
         require(bool(self.bucket), "influxdb.bucket", self.bucket, "a name that is not empty")
         require(1 <= self.batch_points <= 100_000, "influxdb.batch_points", self.batch_points, "1 to 100000")
@@ -68,17 +79,49 @@ class InfluxDBConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PushgatewayConfig:
+    """Where `format: pushgateway` pushes what `/metrics` shows, for nodes that Prometheus cannot reach.
+
+    Attributes:
+        url: Address of the Pushgateway, `http://host:9091` or `https://…`, without user and password.
+        job: Label `job` of the group; its other labels are `run` and `node`.
+        interval_s: Seconds between two pushes.
+        delete_at_end: Delete the group at the end of the run, instead of leaving the last values there.
+        username: User, where the Pushgateway wants one.
+        password_file: File that holds the password of `username`; it is read for every push.
+        timeout_s: Longest time in seconds that one push may take.
+    """
+
+    url: str = ""
+    job: str = "trainermon"
+    interval_s: float = 15.0
+    delete_at_end: bool = False
+    username: str = ""
+    password_file: str | None = None
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_url("pushgateway.url", self.url)
+        require(bool(self.job), "pushgateway.job", self.job, "a name that is not empty")
+        require(self.interval_s > 0, "pushgateway.interval_s", self.interval_s, "a number of seconds above 0")
+        require(0 < self.timeout_s <= 600, "pushgateway.timeout_s", self.timeout_s, "a number of seconds, at most 600")
+        is_whole = bool(self.username) == (self.password_file is not None)
+        require(is_whole, "pushgateway.password_file", self.password_file, "one together with pushgateway.username")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """In which forms a run is written beside its store.
 
     Attributes:
-        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `api`, or what
-            another package registers; a name or a list of names.
+        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `pushgateway`,
+            `api`, or what another package registers; a name or a list of names.
         ops: Statistics that `format` writes; `shape` and `dtype` always are.
         ndigits: Significant digits in csv files, 1 to 20.
         step_count_per_record: Steps per csv file.
         append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
         influxdb: Where `format: influxdb` sends points.
+        pushgateway: Where `format: pushgateway` pushes metrics.
     """
 
     format: tuple[str, ...] = ()
@@ -87,6 +130,7 @@ class OutputConfig:
     step_count_per_record: int = 1
     append_output: tuple[str, ...] = ()
     influxdb: InfluxDBConfig = InfluxDBConfig()
+    pushgateway: PushgatewayConfig = PushgatewayConfig()
 
     def output_fields(self) -> dict[str, Any]:
         """Return the keys and values of `OutputConfig` alone, also of a subclass that has more."""

@@ -377,6 +377,8 @@ class MonitorConfig(OutputConfig):
         check_formats(self.format)
         if "influxdb" in self.format and not self.influxdb.url:
             raise ConfigError("format names influxdb, but influxdb.url is not set: where are the points to go?")
+        if "pushgateway" in self.format and not self.pushgateway.url:
+            raise ConfigError("format names pushgateway, but pushgateway.url is not set: where is the Pushgateway?")
 
 
 def _require_pattern(pattern: str, path: str) -> None:

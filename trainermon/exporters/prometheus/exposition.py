@@ -7,12 +7,13 @@ the next scrape, so that Prometheus marks its series stale instead of repeating 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainermon.core.metrics import METRICS
+from trainermon.core.metrics import METRICS, Metric
 from trainermon.core.values import Alert, Placement, SeriesKey, Severity, StatBlock
 from trainermon.exporters.prometheus.budget import SeriesBudget
 from trainermon.exporters.prometheus.node_series import NodeSeries
@@ -114,8 +115,13 @@ class Exposition:
         values, key = self._place(name, rank, label)
         values[key] = values.get(key, 0.0) + amount
 
-    def render(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for."""
+    def render(
+        self, accept: str | None = None, others: Iterable[tuple[Metric, Sequence[MetricSamples]]] = ()
+    ) -> tuple[bytes, str]:
+        """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for.
+
+        `others` are metrics that do not belong to the run, such as those of the process.
+        """
         begin = self._clock()
         openmetrics = prefers_openmetrics(accept)
         values = self._node.values
@@ -126,7 +132,8 @@ class Exposition:
         groups: dict[str, list[MetricSamples | BucketCounts]] = {name: [] for name in METRICS}
         for name, group in self._collect():
             groups[name].append(_without_gaps(name, group))
-        body = render_families(((METRICS[name], group) for name, group in groups.items()), openmetrics=openmetrics)
+        families = ((METRICS[name], group) for name, group in groups.items())
+        body = render_families(itertools.chain(families, others), openmetrics=openmetrics)
         values["trainermon_exposed_series"] = sum(len(group) for found in groups.values() for group in found)
         values["trainermon_collection_duration_seconds"] = self._clock() - begin
         return body, OPENMETRICS if openmetrics else TEXT

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from trainermon.core.catalogue import KINDS, STATISTICS
-from trainermon.core.metrics import METRICS, Metric
+from trainermon.core.metrics import BUILD_INFO, METRICS, PROCESS_METRICS, Metric
 from trainermon.core.values import STATISTICS as MOMENTS
 from trainermon.exporters.prometheus.budget import SeriesBudget
 
@@ -53,9 +53,26 @@ What does not fit is merged or left out when series are registered, by names and
 """
 
 
+_PROCESS = """\
+## The process itself
+
+The agent and the controller tell of their own process what every server program tells, without the label `run`, so that
+ready-made dashboards and rules for processes find them.
+"""
+
+
 def render_reference() -> str:
     """Return the page `docs/reference/metrics.md`, generated from the catalogue of metrics, kinds and statistics."""
-    parts = [_HEAD, "## Metrics\n", *_metrics(), _budget(), "## Kinds\n", *_rows(("Kind", "What it is"), _kinds())]
+    parts = [
+        _HEAD,
+        "## Metrics\n",
+        *_metrics(),
+        _PROCESS,
+        *_process_metrics(),
+        _budget(),
+        "## Kinds\n",
+        *_rows(("Kind", "What it is"), _kinds()),
+    ]
     parts += ["## Statistics\n", "The first eight are stored and merge exactly; the others are derived when read.\n"]
     parts += _rows(("Statistic", "What it is", "Stored"), _statistics())
     return "\n".join(parts)
@@ -67,6 +84,19 @@ def _metrics() -> Iterator[str]:
         yield from _rows(("Type", "Unit", "Labels", "Series"), [_properties(metric)])
         if metric.buckets:
             yield f"Buckets: {', '.join(f'{bound:g}' for bound in metric.buckets)}, +Inf.\n"
+
+
+def _process_metrics() -> Iterator[str]:
+    rows = [
+        (
+            f"`{metric.name}`",
+            metric.type.value,
+            ", ".join(f"`{label}`" for label in metric.labels) or "none",
+            metric.help,
+        )
+        for metric in (BUILD_INFO, *PROCESS_METRICS)
+    ]
+    return _rows(("Metric", "Type", "Labels", "What it is"), rows)
 
 
 def _properties(metric: Metric) -> tuple[str, ...]:
@@ -87,7 +117,7 @@ def _statistics() -> Iterator[tuple[str, str, str]]:
     return ((f"`{name}`", text, "yes" if name in MOMENTS else "no") for name, text in STATISTICS.items())
 
 
-def _rows(head: Sequence[str], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> Iterator[str]:
+def _rows(head: Sequence[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:

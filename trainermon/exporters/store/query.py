@@ -10,27 +10,23 @@ import argparse
 import contextlib
 import csv
 import difflib
-import http.client
 import io
 import json
 import logging
 import re
 import shutil
-import socket
-import ssl
 import sys
 import textwrap
-import urllib.request
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.core.errors import QueryError, StoreError
-from trainermon.core.spool import spool_root
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
+from trainermon.exporters.node_agent import AGENT_FAULTS, find_agent
 from trainermon.exporters.store.store import open_run
 
 logger = logging.getLogger(__name__)
@@ -172,39 +168,15 @@ def flush_agents(run_dir: Path, timeout_s: float = _FLUSH_S) -> bool:
 
     Best effort: without an agent, or if it does not answer in time, the query sees what was stored before.
     """
-    run_id = run_dir.absolute().name
+    agent = find_agent(run_dir)
+    if agent is None or agent.run_dir.resolve() != run_dir.resolve():
+        return False
     try:
-        status = json.loads((spool_root() / run_id / "agent.status.json").read_text(encoding="utf-8"))
-        if Path(status["output"]).resolve() != run_dir.resolve() or not _is_web(status["url"]):
-            return False
-        request = urllib.request.Request(  # noqa: S310  (checked above)
-            status["url"].rstrip("/") + "/api/flush",
-            data=b"",
-            headers={"Authorization": f"Bearer {_token(run_dir)}"},
-        )
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_own())
-        )
-        with opener.open(request, timeout=timeout_s):
-            return True
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+        agent.ask("/api/flush", data=b"", timeout_s=timeout_s)
+    except AGENT_FAULTS as error:
         logger.debug("the agent of %s was not asked to flush: %s", run_dir, error)
         return False
-
-
-def _is_web(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
-
-
-def _own() -> ssl.SSLContext:
-    """Return a context for an agent of this node: its certificate is for the name that others know it by.
-
-    Whose address it is stands in a file that only this user can write, as without TLS.
-    """
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+    return True
 
 
 def _ask(run_dir: Path, sql: str, limit: int | None) -> QueryResult:
@@ -254,13 +226,6 @@ def _hint(run_dir: Path, message: str) -> str:
 
 def _is_run(path: Path) -> bool:
     return (path / "run.json").is_file() or (path / "nodes").is_dir()
-
-
-def _token(run_dir: Path) -> str:
-    for directory in (run_dir / "nodes" / socket.gethostname(), run_dir):
-        if (directory / "token").is_file():
-            return (directory / "token").read_text(encoding="utf-8").strip()
-    raise FileNotFoundError(f"no token for this node in {run_dir}")
 
 
 def _table(answer: QueryResult) -> Iterable[str]:

@@ -29,6 +29,7 @@ FIXED = [
     "step_count_per_record",
     "append_output",
     "influxdb",
+    "pushgateway",
     "agent",
     "escalation",
     "hang",

@@ -139,13 +139,14 @@ def write_agent_settings(
     influxdb = config.influxdb
     token_file, ca_file = _absolute(influxdb.token_file), _absolute(influxdb.ca_file)
     influxdb = dataclasses.replace(influxdb, token_file=token_file, ca_file=ca_file)
+    gateway = dataclasses.replace(config.pushgateway, password_file=_absolute(config.pushgateway.password_file))
     settings = RunSettings(
         run_id=run.run_id,
         output=str(run.directory),
         rules=_absolute(config.rules),
         agent=config.agent,
         escalation=config.escalation,
-        outputs=OutputConfig(**{**config.output_fields(), "influxdb": influxdb}),
+        outputs=OutputConfig(**{**config.output_fields(), "influxdb": influxdb, "pushgateway": gateway}),
         alert=config.alert,
         hang=config.hang,
         watches_all_parameters=not config.targets,

@@ -1,0 +1,83 @@
+"""The agent of a run on this node: where it listens, and a request to it, from any process of the same user."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import os
+import socket
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainermon.core.spool import spool_root
+
+STATUS_FILE = "agent.status.json"
+AGENT_FAULTS = (OSError, http.client.HTTPException, ValueError)
+"""What a request to an agent may raise."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalAgent:
+    """An agent of this node.
+
+    Attributes:
+        url: Where it listens, `http://…` or `https://…`.
+        run_dir: The run directory that it writes.
+    """
+
+    url: str
+    run_dir: Path
+
+    def ask(
+        self, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None, data: bytes | None = None
+    ) -> bytes:
+        """Return the agent's answer to `GET path`, or to `POST` with `data`.
+
+        Raises:
+            OSError: It does not answer within `timeout_s` between two pieces, or refuses.
+            http.client.HTTPException: What answers is no web server.
+        """
+        request = urllib.request.Request(  # noqa: S310  (`find_agent` has checked it)
+            self.url + path, data=data, headers={"Authorization": f"Bearer {self._token()}", **(headers or {})}
+        )
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_own())
+        )
+        with opener.open(request, timeout=timeout_s) as answer:
+            content: bytes = answer.read()
+        return content
+
+    def _token(self) -> str:
+        for directory in (self.run_dir / "nodes" / socket.gethostname(), self.run_dir):
+            if (directory / "token").is_file():
+                return (directory / "token").read_text(encoding="utf-8").strip()
+        raise FileNotFoundError(f"no token for this node in {self.run_dir}")
+
+
+def find_agent(run: str | os.PathLike[str], root: Path | None = None) -> LocalAgent | None:
+    """Return the agent that follows `run` (run id or run directory) on this node; None: there is none that listens.
+
+    `root` is the folder of the spools, where it is not the usual one or TRAINERMON_SPOOL.
+    """
+    run_id = Path(os.path.abspath(run)).name  # not resolved: the name of a link may be the run's
+    try:
+        status = json.loads(((root or spool_root()) / run_id / STATUS_FILE).read_text(encoding="utf-8"))
+        url, output = status["url"], Path(status["output"])
+        is_web = url.startswith(("http://", "https://"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return LocalAgent(url.rstrip("/"), output) if is_web else None
+
+
+def _own() -> ssl.SSLContext:
+    """Return a context for an agent of this node: its certificate is for the name that others know it by.
+
+    Whose address it is stands in a file that only this user can write, as without TLS.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
