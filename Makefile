@@ -13,6 +13,8 @@ LIGHT_VENV := .venv-light
 LIGHT_READY := $(LIGHT_VENV)/.ready
 CUDA_VENV := .venv-cuda
 CUDA_READY := $(CUDA_VENV)/.ready
+TRL_VENV := .venv-trl
+TRL_READY := $(TRL_VENV)/.ready
 # What is there already serves the demo, too.
 DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_READY := $(DEMO_VENV)/.ready
@@ -27,7 +29,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
+.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -57,6 +59,9 @@ $(LIGHT_READY): requirements/light.lock requirements/base.lock pyproject.toml
 	$(PYTHON) -m venv $(LIGHT_VENV)
 	$(LIGHT_VENV)/bin/pip $(LOCKED) -r requirements/light.lock
 	touch $@
+
+$(TRL_READY): $(INSTALLED) requirements/dev.lock requirements/trl.lock
+	$(call install,$(TRL_VENV),env,trl)
 
 # With node and npm as the machine has them, else from a package of Python.
 $(JS_READY): package.json package-lock.json requirements/node.lock | $(READY)
@@ -92,9 +97,13 @@ test-random: $(READY) ## all tests of one process in random order; the seed is p
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
 	$(BIN)/pytest -m slow --timeout 1800
 	$(MAKE) test-cuda-build
+	$(MAKE) test-trl
 
 test-cuda-build: $(CUDA_READY) ## run hang, dump, replay and statistics tests with the torch that pip installs by default
 	$(CUDA_VENV)/bin/pytest --timeout 1800 $(CUDA_TESTS)
+
+test-trl: $(TRL_READY) ## train with TRL's own GRPOTrainer, with and without trainermon.rl
+	$(TRL_VENV)/bin/pytest -m slow --timeout 1800 tests/rl/test_trl.py
 
 check: $(READY) check-js ## lint, types, import contract, spelling, policy tests
 	$(BIN)/ruff format --check .
@@ -197,6 +206,6 @@ image: ## build the image of agent and controller on BASE_IMAGE, run it, and sav
 	docker save trainermon:$(VERSION) | gzip > build/image/trainermon-$(VERSION).tar.gz
 
 clean: ## remove environments, caches and build products
-	rm -rf node_modules $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf node_modules $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) $(TRL_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f trainermon/statistics/*.so

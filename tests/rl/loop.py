@@ -35,6 +35,24 @@ class Fault:
     top_p: float = 1.0
 
 
+CASES = {
+    "stale": ([Fault("stale")], "weights differ"),
+    "one layer never sent": ([Fault("layer")], "weights differ"),
+    "output layer never sent": ([Fault("lm_head")], "weights differ"),
+    "k and v swapped": ([Fault("swapped")], "weights differ"),
+    "raw": ([Fault("raw", temperature=0.7)], "temperature"),
+    "temperature forgotten": ([Fault("forgotten", temperature=0.7)], "temperature"),
+    "top_p": ([Fault("top_p", top_p=0.9)], "truncated support"),
+    "padding": ([Fault("padding")], "padding"),
+    "shifted": ([Fault("shifted")], "shifted"),
+    "tokenized again": ([Fault("tokens differ")], "tokens differ"),
+    "other context": ([Fault("other context")], "other context"),
+    "stale cache": ([Fault("stale cache")], "stale cache"),
+    "one of four engines": ([Fault(), Fault(), Fault(temperature=1.2), Fault()], "one engine"),
+}
+"""What is put into the engines, or into the trainer by the first of them, and the cause that is to be named."""
+
+
 def new_model(seed: int = 0, *, mixture: bool = False) -> Any:
     """Return a random model of four layers whose next tokens are neither certain nor alike."""
     torch.manual_seed(seed)
@@ -194,10 +212,10 @@ class Trainer:
     """The policy in float32, and its updates."""
 
     def __init__(
-        self, folder: Path, call: Call, faults: list[Fault], *, mixture: bool = False, rate: float = 1e-3
+        self, folder: Path, call: Call, faults: list[Fault], *, mixture: bool = False, rate: float = 1e-3, seed: int = 0
     ) -> None:
-        self.fault = faults[0]
-        self.model = new_model(mixture=mixture)
+        self.fault, self.seed = faults[0], seed
+        self.model = new_model(seed, mixture=mixture)
         self.watch = rl.Watch(
             folder,
             rank=0,
@@ -206,7 +224,7 @@ class Trainer:
             sampling=rl.Sampling(temperature=self.fault.temperature, top_p=self.fault.top_p),
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate)
-        self.random = np.random.default_rng(0)
+        self.random = np.random.default_rng(seed)
         self.prompts = self.random.integers(2, 199, (256, PROMPT))
         self.engines = [functools.partial(call, number) for number in range(len(faults))]
         for number, (engine, fault) in enumerate(zip(self.engines, faults, strict=True)):
@@ -234,7 +252,7 @@ class Trainer:
         prompts = self.prompts[self.random.integers(0, len(self.prompts), sequences // 4).repeat(4)]
         shares = np.array_split(prompts, len(self.engines))
         outcomes = [
-            engine("generate", share, number * 100 + n)
+            engine("generate", share, self.seed * 10**6 + number * 100 + n)
             for n, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
         ]
         ids, mask = (np.concatenate([outcome[name] for outcome in outcomes]) for name in ("ids", "mask"))

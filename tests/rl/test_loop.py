@@ -2,24 +2,8 @@
 
 import pytest
 
-from tests.rl.loop import Fault, Trainer, engine_process
+from tests.rl.loop import CASES, Fault, Trainer, engine_process
 from trainermon.rl.values import Verdict
-
-CASES = {
-    "stale": ([Fault("stale")], "weights differ"),
-    "one layer never sent": ([Fault("layer")], "weights differ"),
-    "output layer never sent": ([Fault("lm_head")], "weights differ"),
-    "k and v swapped": ([Fault("swapped")], "weights differ"),
-    "raw": ([Fault("raw", temperature=0.7)], "temperature"),
-    "temperature forgotten": ([Fault("forgotten", temperature=0.7)], "temperature"),
-    "top_p": ([Fault("top_p", top_p=0.9)], "truncated support"),
-    "padding": ([Fault("padding")], "padding"),
-    "shifted": ([Fault("shifted")], "shifted"),
-    "tokenized again": ([Fault("tokens differ")], "tokens differ"),
-    "other context": ([Fault("other context")], "other context"),
-    "stale cache": ([Fault("stale cache")], "stale cache"),
-    "one of four engines": ([Fault(), Fault(), Fault(temperature=1.2), Fault()], "one engine"),
-}
 
 
 @pytest.fixture(scope="module")

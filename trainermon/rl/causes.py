@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainermon.rl.measures import PolicyMeasures, measure
-from trainermon.rl.tokens import Flags, Integers, Tokens
+from trainermon.rl.tokens import Flags, Floats, Integers, Tokens
 from trainermon.rl.values import Cause, EnginePart, Floor, FoundCause, Sampling, WeightCheck
 
 
@@ -33,10 +33,12 @@ class Limits:
         temperature_spread: How far the ratio of the two sides' standard deviations must be from 1.
         truncated_ratio: Mean ratio below which support was cut.
         truncated_share: Share of tokens that must be on one side for that.
+        truncated_share_as_said: The same where the sampling says that it cuts.
         context_correlation: Correlation below which the context is another.
         engine_factor: By how much one engine's mean |Δ| is above the others'.
         cache_factor: By how much the first positions' mean |Δ| is above the last ones'.
         cache_positions: How many positions these are.
+        cache_score: Standard errors by which prompts that may be cached must be above new ones.
         routing_factor: By how much mean |Δ| is larger where routed experts differ.
     """
 
@@ -49,10 +51,12 @@ class Limits:
     temperature_spread: float = 0.08
     truncated_ratio: float = 0.98
     truncated_share: float = 0.99
+    truncated_share_as_said: float = 0.9
     context_correlation: float = 0.8
     engine_factor: float = 3.0
     cache_factor: float = 1.3
     cache_positions: int = 8
+    cache_score: float = 5.0
     routing_factor: float = 3.0
 
 
@@ -198,7 +202,8 @@ def _truncated_support(case: Case) -> Iterator[FoundCause]:
         return
     delta, slack = case.tokens.train - case.tokens.rollout, 3.0 * case.floor.mean_abs
     one_sided = np.count_nonzero(delta <= slack) / len(delta)
-    if one_sided < limits.truncated_share:
+    is_said = top_p < 1.0 or case.sampling.top_k > 0
+    if one_sided < (limits.truncated_share_as_said if is_said else limits.truncated_share):
         return
     bound = ""
     if top_p < 1.0:
@@ -257,20 +262,19 @@ def _one_engine(case: Case) -> Iterator[FoundCause]:
 
 def _stale_cache(case: Case) -> Iterator[FoundCause]:
     """Cached keys and values of a prompt are of older weights: what comes first in the response feels it most."""
-    if case.is_noise or (case.weights is not None and not case.weights.is_equal):
+    if case.weights is not None and not case.weights.is_equal:
         return
     span, factor = case.limits.cache_positions, case.limits.cache_factor
     size = np.abs(case.tokens.train - case.tokens.rollout)
-    seen = case.known_before
-    if seen is not None and 0 < np.count_nonzero(seen) < len(seen):
-        of_token = seen[case.tokens.sequence]
-        before, new = _means(size, of_token, ~of_token)
-        if before > factor * new:
-            yield _cache(
-                f"mean |Δ| {before:.3g} for prompts that the engine knew from before the weights were sent, "
-                f"{new:.3g} for new ones"
-            )
-            return
+    before, new, score = _by_prompt(case, size)
+    if before > factor * new and score > case.limits.cache_score:
+        yield _cache(
+            f"mean |Δ| {before:.3g} for prompts that the engine knew from before the weights were sent, "
+            f"{new:.3g} for new ones"
+        )
+        return
+    if case.is_noise:
+        return
     lengths = np.bincount(case.tokens.sequence, minlength=case.tokens.num_sequences)[case.tokens.sequence]
     long = lengths >= 3 * span
     first, last = _means(size, long & (case.tokens.position < span), long & (case.tokens.position >= lengths - span))
@@ -278,6 +282,23 @@ def _stale_cache(case: Case) -> Iterator[FoundCause]:
         yield _cache(
             f"mean |Δ| {first:.3g} over the first {span} tokens of a response, {last:.3g} over the last {span}"
         )
+
+
+def _by_prompt(case: Case, size: Floats) -> tuple[float, float, float]:
+    """Return mean |Δ| of sequences whose prompts were known and of others, and how many standard errors are between.
+
+    Sequences count as independent, with variances of their own (Welch). NaN where either kind has fewer than three.
+    """
+    counts = np.bincount(case.tokens.sequence, minlength=case.tokens.num_sequences)
+    known = case.known_before
+    if known is None or len(known) != len(counts):
+        return math.nan, math.nan, math.nan
+    means = np.bincount(case.tokens.sequence, size, minlength=len(counts)) / np.maximum(counts, 1)
+    old, new = means[known & (counts > 0)], means[~known & (counts > 0)]
+    if min(len(old), len(new)) < 3:
+        return math.nan, math.nan, math.nan
+    error = math.sqrt(old.var(ddof=1) / len(old) + new.var(ddof=1) / len(new))
+    return float(old.mean()), float(new.mean()), float(old.mean() - new.mean()) / error if error else math.nan
 
 
 def _cache(evidence: str) -> FoundCause:
@@ -316,7 +337,7 @@ def _unexplained(case: Case) -> FoundCause:
     return FoundCause(cause=Cause.UNEXPLAINED, evidence=evidence, advice=advice)
 
 
-def _means(size: np.ndarray, some: Flags, others: Flags) -> tuple[float, float]:
+def _means(size: Floats, some: Flags, others: Flags) -> tuple[float, float]:
     """Return the means over two sets of tokens; NaN, which is no cause, of an empty one."""
     means = [float(size[chosen].mean()) if chosen.any() else math.nan for chosen in (some, others)]
     return means[0], means[1]

@@ -80,12 +80,28 @@ class Watch:
             limits=limits or Limits(),
         )
         self._stages = StageRecorder(self.folder / "stages", rank=self.rank)
+        self._said: set[str] = set()
         self._step: WatchedStep | None = None
         self._reports: dict[int, Future[Report]] = {}
         self._unrecorded: list[Future[Report]] = []
         self._prompts_seen: dict[bytes, int] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainermon-rl")
         atexit.register(self.close)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the engine samples."""
+        return self._settings.sampling
+
+    @sampling.setter
+    def sampling(self, sampling: Sampling) -> None:
+        self._settings = dataclasses.replace(self._settings, sampling=sampling)
+
+    def say_once(self, message: str) -> None:
+        """Log a warning, unless it has been logged before."""
+        if message not in self._said:
+            self._said.add(message)
+            _log.warning("trainermon.rl: %s", message)
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
