@@ -133,6 +133,8 @@ BUILT_IN: Mapping[str, str] = {
     "influxdb": "trainermon.exporters.influxdb.exporter:InfluxDBExporter",
     "tensorboard": "trainermon.msprobe.tensorboard:TensorBoardExporter",
     "pushgateway": "trainermon.exporters.prometheus.pushgateway:PushgatewayExporter",
+    "wandb": "trainermon.exporters.trackers.weights_and_biases:WandbExporter",
+    "mlflow": "trainermon.exporters.trackers.mlflow_runs:MlflowExporter",
     "null": "trainermon.exporters.export:NullExporter",
 }
 IN_PROCESS = frozenset({"api"})

@@ -16,7 +16,15 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 
 from trainermon.core.config.dynamic import is_followed, is_waiting
 from trainermon.core.config.msprobe import WITHOUT_EFFECT
-from trainermon.core.config.outputs import ENTRY_POINTS, FORMATS, InfluxDBConfig, OutputConfig, PushgatewayConfig
+from trainermon.core.config.outputs import (
+    ENTRY_POINTS,
+    FORMATS,
+    InfluxDBConfig,
+    MlflowConfig,
+    OutputConfig,
+    PushgatewayConfig,
+    WandbConfig,
+)
 from trainermon.core.config.reading import load_config, parse_config
 from trainermon.core.config.run import RunSettings
 from trainermon.core.config.schema import (
@@ -47,11 +55,13 @@ __all__ = [
     "HangConfig",
     "InfluxDBConfig",
     "L2Targets",
+    "MlflowConfig",
     "MonitorConfig",
     "OutputConfig",
     "PushgatewayConfig",
     "ReplayConfig",
     "RunSettings",
+    "WandbConfig",
     "is_followed",
     "is_waiting",
     "load_config",

@@ -21,9 +21,11 @@ FORMATS: Mapping[str, str | None] = MappingProxyType(
         "api": None,
         "csv": None,
         "influxdb": "influxdb_client",
+        "mlflow": "mlflow",
         "null": None,
         "pushgateway": "prometheus_client",
         "tensorboard": "tensorboard",
+        "wandb": "wandb",
     }
 )
 """Names that trainermon itself knows, and the package that each needs beside it; the extra has the name of the form."""
@@ -110,18 +112,66 @@ class PushgatewayConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WandbConfig:
+    """What `format: wandb` tells Weights & Biases. The API key is never part of the configuration, which is stored.
+
+    Attributes:
+        project: Project.
+        entity: User or team; empty: the default of the API key.
+        mode: `online`, or `offline`, which writes a file for `wandb sync` and asks no server.
+        rank: Rank whose numbers are told; with pipeline parallelism one of the last stage, which has the loss.
+        series: Further series, as globs for `kind/name` such as `grad_reduced/*.attn.*`, or for a recorded number.
+    """
+
+    project: str = "trainermon"
+    entity: str = ""
+    mode: str = "online"
+    rank: int = 0
+    series: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(bool(self.project), "wandb.project", self.project, "a name that is not empty")
+        require(self.mode in ("online", "offline"), "wandb.mode", self.mode, "online or offline")
+        require(self.rank >= 0, "wandb.rank", self.rank, "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MlflowConfig:
+    """What `format: mlflow` tells MLflow. Credentials are never part of the configuration, which is stored.
+
+    Attributes:
+        tracking_uri: Address of the tracking server, or `file:///folder`; empty: MLFLOW_TRACKING_URI of the agent, else
+            the folder `mlflow` of the run directory.
+        experiment: Name of the experiment; made if there is none.
+        rank: Rank whose numbers are told; with pipeline parallelism one of the last stage, which has the loss.
+        series: Further series, as globs for `kind/name` such as `grad_reduced/*.attn.*`, or for a recorded number.
+    """
+
+    tracking_uri: str = ""
+    experiment: str = "trainermon"
+    rank: int = 0
+    series: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(bool(self.experiment), "mlflow.experiment", self.experiment, "a name that is not empty")
+        require(self.rank >= 0, "mlflow.rank", self.rank, "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """In which forms a run is written beside its store.
 
     Attributes:
         format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `pushgateway`,
-            `api`, or what another package registers; a name or a list of names.
+            `wandb`, `mlflow`, `api`, or what another package registers; a name or a list of names.
         ops: Statistics that `format` writes; `shape` and `dtype` always are.
         ndigits: Significant digits in csv files, 1 to 20.
         step_count_per_record: Steps per csv file.
         append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
         influxdb: Where `format: influxdb` sends points.
         pushgateway: Where `format: pushgateway` pushes metrics.
+        wandb: What `format: wandb` tells Weights & Biases.
+        mlflow: What `format: mlflow` tells MLflow.
     """
 
     format: tuple[str, ...] = ()
@@ -131,6 +181,8 @@ class OutputConfig:
     append_output: tuple[str, ...] = ()
     influxdb: InfluxDBConfig = InfluxDBConfig()
     pushgateway: PushgatewayConfig = PushgatewayConfig()
+    wandb: WandbConfig = WandbConfig()
+    mlflow: MlflowConfig = MlflowConfig()
 
     def output_fields(self) -> dict[str, Any]:
         """Return the keys and values of `OutputConfig` alone, also of a subclass that has more."""

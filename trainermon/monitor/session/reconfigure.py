@@ -30,6 +30,8 @@ FIXED = [
     "append_output",
     "influxdb",
     "pushgateway",
+    "wandb",
+    "mlflow",
     "agent",
     "escalation",
     "hang",

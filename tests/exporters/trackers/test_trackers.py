@@ -1,0 +1,167 @@
+"""A recorded run in Weights & Biases and in MLflow, read back from their own files: the numbers are equal."""
+
+import contextlib
+import json
+import math
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from wandb.proto import wandb_internal_pb2
+
+from tests.exporters.recorded_run import BAD_STEP, GRADIENTS, commit, tensors_of
+from tests.exporters.runs import LOSS
+from trainermon.core.config import MlflowConfig, WandbConfig
+from trainermon.exporters.export import ExportSettings
+from trainermon.exporters.store.feed import store_exporter
+
+pytestmark = pytest.mark.extras
+
+SERIES = ("grad_reduced/h.0.*", "accuracy")
+ALERT = {
+    "id": "a1",
+    "rule": "loss-spike",
+    "first_step": 3,
+    "severity": "warning",
+    "message": "far off",
+    "state": "firing",
+}
+
+
+def norm(tensor):
+    return math.sqrt(sum(value * value for value in tensor.ravel().tolist()))
+
+
+def expected(rank, steps, *names):
+    """Return the numbers by name and step, of tensors that numpy knows."""
+    found = {}
+    for step in steps:
+        tensors = tensors_of(rank, step)
+        found["loss", step] = tensors[LOSS].item()
+        found["grad_reduced/h.0.attn.weight/norm", step] = norm(tensors[GRADIENTS[0]])
+    return {key: value for key, value in found.items() if not names or key[0] in names}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    node = tmp_path / "run" / "nodes" / "here"
+    node.mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"run_id": "run", "config": {"ops": ["norm"], "seed": 7}}))
+    commit(node / "segments", range(3))
+    return tmp_path / "run"
+
+
+def settings(run_dir, **more):
+    return ExportSettings(run_dir=run_dir, node_dir=run_dir / "nodes" / "here", run_id="run", **more)
+
+
+def export(name, given):
+    with contextlib.closing(store_exporter(name, given)) as exporter:
+        exporter.send(threading.Event())
+        return dict(exporter.metrics())
+
+
+def goes_on(run_dir):
+    """Store more steps, one of them bad, and an alert."""
+    node = run_dir / "nodes" / "here"
+    commit(node / "segments", range(3, 6))
+    (node / "alerts.jsonl").write_text(json.dumps(ALERT) + "\n" + '{"half')
+
+
+def close_to(truth):
+    return {key: pytest.approx(value, rel=1e-12, nan_ok=True) for key, value in truth.items()}
+
+
+def test_mlflow(run_dir):
+    given = settings(run_dir, mlflow=MlflowConfig(series=SERIES))
+    assert export("mlflow", given)["trainermon_export_dropped_steps_total"] == 0
+    goes_on(run_dir)
+    export("mlflow", given)
+
+    client = MlflowClient(tracking_uri=(run_dir / "mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("trainermon").experiment_id])
+    assert run.data.params["config.seed"] == "7"
+    assert run.data.tags["alert.loss-spike"] == "step 3: warning: far off"
+    assert run.info.status == "FINISHED"
+    truth = expected(0, range(6))
+    names = {name for name, _ in truth}
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+    found = {(name, metric.step): metric.value for name, history in histories.items() for metric in history}
+    assert sum(map(len, histories.values())) == len(found)
+    assert found == close_to(truth)
+    assert {"global_grad_norm", "duration_seconds", "learning_rate.0", "gradient_norm_part", "accuracy"} <= set(
+        run.data.metrics
+    )
+    assert not any(name.startswith(("param_origin", "grad_reduced/h.1")) for name in run.data.metrics)
+
+
+def test_wandb(run_dir):
+    given = settings(run_dir, wandb=WandbConfig(mode="offline", series=SERIES, rank=1))
+    assert export("wandb", given)["trainermon_export_dropped_steps_total"] == 0
+    goes_on(run_dir)
+    export("wandb", given)
+
+    records = [record for path in sorted(run_dir.rglob("*.wandb")) for record in records_of(path)]
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert [row["step"] for row in rows] == list(range(6))
+    truth = expected(1, range(6))
+    found = {(name, row["step"]): float(row[name]) for row in rows for name, _ in truth}
+    assert found == close_to(truth)
+    assert math.isnan(found["loss", BAD_STEP])
+    runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    assert {run.run_id for run in runs} == {"run"}
+    assert list(runs[-1].tags) == ["alert:loss-spike"]
+    assert runs[-1].notes == "step 3: warning: far off"
+    updates = [update for record in records for update in record.config.update]
+    assert "7" in {update.value_json for update in updates if update.key == "config.seed"}
+
+
+def records_of(path: Path):
+    """Yield the records of an offline run: messages of wandb's own protocol, in blocks framed as in LevelDB's log."""
+    content, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, place)
+        parts += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_another_rank_has_no_run(run_dir, name):
+    given = settings(run_dir, wandb=WandbConfig(mode="offline", rank=9), mlflow=MlflowConfig(rank=9))
+
+    assert export(name, given)["trainermon_exported_steps_total"] == 6
+
+    assert not list(run_dir.rglob("*.wandb"))
+    assert not list(run_dir.rglob("meta.yaml"))
+
+
+def test_what_a_service_does_not_take_is_told_it_later(run_dir, tmp_path):
+    in_the_way = tmp_path / "mlflow"
+    in_the_way.write_text("no folder")
+    given = settings(run_dir, mlflow=MlflowConfig(tracking_uri=in_the_way.as_uri()))
+    with contextlib.closing(store_exporter("mlflow", given)) as exporter:
+        with pytest.raises(OSError, match="mlflow"):
+            exporter.send(threading.Event())
+        assert exporter.metrics()["trainermon_export_waiting_bytes"] > 0
+        in_the_way.unlink()
+        exporter.send(threading.Event())
+        assert exporter.metrics()["trainermon_export_dropped_steps_total"] == 0
+
+    client = MlflowClient(tracking_uri=in_the_way.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("trainermon").experiment_id])
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")] == [0, 1, 2]
