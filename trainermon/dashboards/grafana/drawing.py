@@ -177,7 +177,8 @@ def _style(made: Any, column: TableColumn, panel: Panel, board: Board, source: S
 
 
 def _last() -> common.ReduceDataOptions:
-    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")
+    # "lastNotNull" takes NaN for null: it would show the last loss that was finite. Neither source fills in nulls.
+    return common.ReduceDataOptions().calcs(["last"]).values(False).fields("")
 
 
 def _look(query: PanelQuery) -> list[DynamicConfigValue]:
