@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 4000
 PAGE = "index.html"
-GZIP_LEVEL = 1  # a twelfth of the bytes for a third of the time of the usual level
+GZIP_LEVEL = 1  # a seventh of the bytes, in a third of the time of the usual level
 
 
 class NodeInterface(GraphInterface, Protocol):
