@@ -1,6 +1,7 @@
 """Checksums against exact integer arithmetic of Python, both ways to compute them, and what they must see."""
 
 import ctypes
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from tests.statistics.test_compiled import NEEDED_FLAGS
 from trainermon.core.values import STATISTICS
 from trainermon.statistics import checksums as module
-from trainermon.statistics.checksums import checksums, rows_of
+from trainermon.statistics.checksums import checksums, row_checksums, rows_of
 
 DTYPES = [
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64),
@@ -169,3 +170,39 @@ def test_every_instruction_set_gives_the_right_checksums(tmp_path, instructions)
     sums = scan([module._integers(tensor) for tensor in tensors])
 
     assert [value % 2**64 for value in sums.tolist()] == [exact(tensor) for tensor in tensors]
+
+
+@pytest.mark.parametrize("has", ["avx512bw", "avx2", "neither"])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="words are taken in pairs on x86-64 only")
+def test_words_in_pairs_are_exact(has, tmp_path):
+    compiler = shutil.which("gcc") or pytest.skip("there is no gcc")
+    if has != "neither" and f" {has} " not in Path("/proc/cpuinfo").read_text().replace("\n", " "):
+        pytest.skip(f"this processor has no {has}")
+    library = tmp_path / "checksums.so"
+    chosen = f"-D__builtin_cpu_supports(name)=(sizeof(name)=={len(has) + 1 if has != 'neither' else 0})"
+    source = Path(module.__file__).with_suffix(".c")
+    flags = ["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-shared", "-fPIC", chosen]
+    subprocess.run([compiler, *flags, source, "-o", library], check=True)
+    scan = module._ChecksumKernel(ctypes.CDLL(str(library)))
+    sizes = (0, 1, 15, 16, 17, 31, 32, 33, 1000, 2 * 32 * 16384 + 77)
+    made = [torch.full((size,), fill, dtype=torch.int16) for size in sizes for fill in (-(2**15), 2**15 - 1, -1)]
+    tensors = [*made, *(random(size, torch.bfloat16, seed=size) for size in sizes)]
+
+    sums = scan([module._integers(tensor) for tensor in tensors])
+
+    assert [value % 2**64 for value in sums.tolist()] == [exact(tensor) for tensor in tensors]
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 3), (4, 200), (3, 2, 100), (1, 9), (2, 0), (0, 3), ()])
+def test_checksums_of_rows_are_those_of_each_row(shape, way):
+    tensor = random(max(1, int(np.prod(shape))), torch.bfloat16)[: int(np.prod(shape))].reshape(shape)
+
+    rows = [value % 2**64 for value in row_checksums(tensor).tolist()]
+
+    assert rows == [exact(row.reshape(-1)) for row in (tensor if shape else tensor[None])]
+
+
+def test_rows_of_a_transposed_tensor_are_those_that_are_seen(way):
+    tensor = random(600, torch.float32).reshape(20, 30).t()
+
+    assert [value % 2**64 for value in row_checksums(tensor).tolist()] == [exact(row) for row in tensor]

@@ -17,7 +17,7 @@ from trainermon.rl import names
 from trainermon.rl.causes import Limits
 from trainermon.rl.digest import TensorDigest, WeightDigest, digest_tensors
 from trainermon.rl.holding import hold
-from trainermon.rl.stages import StageRecorder
+from trainermon.rl.stages import StageRecorder, stored_stages
 from trainermon.rl.values import Cause, Report, Sampling, Verdict, WeightCheck
 from trainermon.rl.watch import Watch
 
@@ -35,4 +35,5 @@ __all__ = [
     "digest_tensors",
     "hold",
     "names",
+    "stored_stages",
 ]

@@ -14,6 +14,7 @@ What is different goes unseen with a probability of about 2^-64, but for element
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -133,6 +134,7 @@ def added(parts: Iterable[TensorDigest]) -> tuple[int, int]:
     return total & _MASK, order & _MASK
 
 
+@functools.lru_cache(maxsize=64)
 def row_weights(first: int, count: int) -> np.ndarray:
     """Return the weights of rows `first` and following, int64 [count], odd.
 

@@ -117,6 +117,21 @@ def stage_files(folder: Path) -> Iterator[StageFile]:
     return iter(sorted(found))
 
 
+def stored_stages(folder: str | Path, *, rank: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield step by step what a rank stored there, so that a run can be repeated with another's rollouts.
+
+    Of each step a mapping from the stage's key to its array; a list of them where the stage has several parts (those of
+    a mapping in the order of their names) or was saved several times.
+    """
+    steps: dict[int, dict[str, list[Path]]] = {}
+    for file in stage_files(Path(folder)):
+        if file.rank == rank:
+            steps.setdefault(file.step, {}).setdefault(file.key, []).append(file.path)
+    for step in sorted(steps):
+        loaded = {key: [np.load(path, allow_pickle=False) for path in paths] for key, paths in steps[step].items()}
+        yield step, {key: arrays[0] if len(arrays) == 1 else arrays for key, arrays in loaded.items()}
+
+
 def as_array(value: Any, key: str) -> np.ndarray:
     """Return a tensor or array as an array on the host; of types that numpy has not, as float32.
 

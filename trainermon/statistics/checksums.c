@@ -16,6 +16,8 @@
 
 #ifdef CLONED /* a test builds one instruction set at a time */
 #elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#include <immintrin.h>
+#define IN_PAIRS
 #define CLONED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define CLONED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -67,6 +69,79 @@ DEFINE_SCAN(scan16, int16_t, (uint64_t)(wide * wide))
 DEFINE_SCAN(scan32, int32_t, (uint64_t)(wide * wide))
 DEFINE_SCAN(scan64, int64_t, (uint64_t)wide * (uint64_t)wide)
 
+#ifdef IN_PAIRS
+/* Sixteen bits: one instruction multiplies and adds neighbours, which the vectoriser does not find, and which is the
+ * difference between half the pace of reading and all of it. A sum of two squares is at most 2^31, so it is taken as
+ * unsigned; sums of two elements are added up in 32 bits for as long as these hold them. */
+#define PAIRS_HELD 16384
+
+__attribute__((target("avx512bw"))) static void scan16_avx512(const char *data, int64_t count, struct sums *into)
+{
+    const __m512i ones = _mm512_set1_epi16(1), low = _mm512_set1_epi64(0xffffffff);
+    __m512i sum = _mm512_setzero_si512(), squares = _mm512_setzero_si512();
+    int64_t i = 0;
+    while (i + 32 <= count) {
+        __m512i held = _mm512_setzero_si512();
+        int64_t end = count - i > 32 * PAIRS_HELD ? i + 32 * PAIRS_HELD : count;
+        for (; i + 32 <= end; i += 32) {
+            __builtin_prefetch(data + 2 * i + READ_AHEAD, 0, 2);
+            __m512i words = _mm512_loadu_si512(data + 2 * i), pairs = _mm512_madd_epi16(words, words);
+            held = _mm512_add_epi32(held, _mm512_madd_epi16(words, ones));
+            squares = _mm512_add_epi64(squares, _mm512_and_si512(pairs, low));
+            squares = _mm512_add_epi64(squares, _mm512_srli_epi64(pairs, 32));
+        }
+        sum = _mm512_add_epi64(sum, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(held)));
+        sum = _mm512_add_epi64(sum, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(held, 1)));
+    }
+    into->sum += (uint64_t)_mm512_reduce_add_epi64(sum);
+    into->squares += (uint64_t)_mm512_reduce_add_epi64(squares);
+    scan16(data + 2 * i, count - i, into);
+}
+
+__attribute__((target("avx2"))) static uint64_t total_of(__m256i lanes)
+{
+    uint64_t parts[4];
+    _mm256_storeu_si256((__m256i *)parts, lanes);
+    return parts[0] + parts[1] + parts[2] + parts[3];
+}
+
+__attribute__((target("avx2"))) static void scan16_avx2(const char *data, int64_t count, struct sums *into)
+{
+    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi64x(0xffffffff);
+    __m256i sum = _mm256_setzero_si256(), squares = _mm256_setzero_si256();
+    int64_t i = 0;
+    while (i + 16 <= count) {
+        __m256i held = _mm256_setzero_si256();
+        int64_t end = count - i > 16 * PAIRS_HELD ? i + 16 * PAIRS_HELD : count;
+        for (; i + 16 <= end; i += 16) {
+            __builtin_prefetch(data + 2 * i + READ_AHEAD, 0, 2);
+            __m256i words = _mm256_loadu_si256((const __m256i *)(data + 2 * i));
+            __m256i pairs = _mm256_madd_epi16(words, words);
+            held = _mm256_add_epi32(held, _mm256_madd_epi16(words, ones));
+            squares = _mm256_add_epi64(squares, _mm256_and_si256(pairs, low));
+            squares = _mm256_add_epi64(squares, _mm256_srli_epi64(pairs, 32));
+        }
+        sum = _mm256_add_epi64(sum, _mm256_cvtepi32_epi64(_mm256_castsi256_si128(held)));
+        sum = _mm256_add_epi64(sum, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(held, 1)));
+    }
+    into->sum += total_of(sum);
+    into->squares += total_of(squares);
+    scan16(data + 2 * i, count - i, into);
+}
+
+static void scan_words(const char *data, int64_t count, struct sums *into)
+{
+    if (__builtin_cpu_supports("avx512bw"))
+        scan16_avx512(data, count, into);
+    else if (__builtin_cpu_supports("avx2"))
+        scan16_avx2(data, count, into);
+    else
+        scan16(data, count, into);
+}
+#else
+#define scan_words scan16
+#endif
+
 static void scan(const struct tensor *tensor, int64_t first, int64_t last, struct sums *into)
 {
     const char *data = tensor->data + first * tensor->size;
@@ -75,7 +150,7 @@ static void scan(const struct tensor *tensor, int64_t first, int64_t last, struc
         scan8(data, last - first, into);
         break;
     case 2:
-        scan16(data, last - first, into);
+        scan_words(data, last - first, into);
         break;
     case 4:
         scan32(data, last - first, into);

@@ -9,7 +9,7 @@ import torch
 
 from trainermon.analysis.rl.stage_differences import compare_stages, differences
 from trainermon.core.errors import DumpError
-from trainermon.rl.stages import StageRecorder, stage_files
+from trainermon.rl.stages import StageRecorder, stage_files, stored_stages
 
 # Written by mindstudio-probe 26.2.0: two runs of two steps, the second with another response and log-probability.
 RECORDED = Path(__file__).parents[2] / "recorded" / "single_save"
@@ -132,6 +132,20 @@ def test_rows_steps_and_bytes_are_limited(tmp_path, caplog):
     recorder.save({"reward": np.zeros(100)})
     recorder.save({"reward": np.arange(100.0)[:, None] * np.ones(9)})
     assert caplog.text.count("reached their quota") == 1
+
+
+def test_stages_are_given_back_step_by_step(tmp_path):
+    recorder = StageRecorder(tmp_path)
+    for step in range(11):
+        recorder.step_number = step
+        recorder.save({"prompt": np.full((2, 3), step), "response": [np.arange(step + 1), np.arange(12)]})
+
+    found = list(stored_stages(tmp_path))
+
+    assert [step for step, _ in found] == list(range(11))
+    for step, stages in found:
+        assert stages["prompt"].tolist() == [[step] * 3] * 2
+        assert [each.tolist() for each in stages["response"]] == [list(range(step + 1)), list(range(12))]
 
 
 @pytest.mark.parametrize("key", ["../up", "a/b", "", ".hidden"])
