@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from tests.rl.policies import FAULTS, Step
-from trainermon.rl.values import VERDICT_OF, Cause, Verdict
+from trainermon.rl.causes import Limits
+from trainermon.rl.judging import judge
+from trainermon.rl.tokens import pair, read_side
+from trainermon.rl.values import VERDICT_OF, Cause, Floor, Sampling, Verdict
 
 SEEDS = range(1000, 1010)
 
@@ -29,6 +32,23 @@ def test_clean_steps_raise_nothing(noise):
 
     assert [report.causes for report in reports] == [()] * len(reports)
     assert {report.verdict for report in reports} <= {Verdict.CONSISTENT, Verdict.NOISE}
+
+
+def test_a_policy_that_has_become_nearly_certain_raises_nothing():
+    """Ratios then differ from 1 in a few tokens only, and so do their errors: 8 standard errors mean nothing."""
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        rollout = -random.exponential(1e-6, (128, 30))
+        train = rollout - (random.random((128, 30)) < 0.02) * random.exponential(1e-3, (128, 30))
+        tokens = pair(read_side(rollout), read_side(train))
+        known = random.random(128) < 0.5
+
+        report = judge(
+            0, tokens, floor=Floor(mean_abs=0.02, source="dtype"), sampling=Sampling(), limits=Limits(),
+            known_before=known,
+        )  # fmt: skip
+
+        assert report.causes == ()
 
 
 def test_the_temperature_is_stated():

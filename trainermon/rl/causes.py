@@ -26,6 +26,7 @@ class Limits:
     Attributes:
         min_sequences: Sequences below which the mean ratio says nothing.
         ratio_z: |z| of the mean ratio that is no accident.
+        ratio_difference: How far the mean ratio must be from 1 to matter; nearly certain tokens have errors near 0.
         noise: How many floors of mean |Δ| are noise.
         shift_correlation: Correlation at lag 1 from which tokens are shifted.
         shift_gain: By how much it must be above that at lag 0.
@@ -44,6 +45,7 @@ class Limits:
 
     min_sequences: int = 64
     ratio_z: float = 5.0
+    ratio_difference: float = 0.002
     noise: float = 3.0
     shift_correlation: float = 0.9
     shift_gain: float = 0.3
@@ -86,14 +88,19 @@ class Case:
 
     @property
     def z(self) -> float:
-        """Standard errors of the mean ratio from 1; 0 where there are too few sequences to tell."""
-        enough = self.measures.sequences >= self.limits.min_sequences and not math.isnan(self.measures.ratio_z)
-        return self.measures.ratio_z if enough else 0.0
+        """Standard errors of the mean ratio from 1, see `judged_z`."""
+        return judged_z(self.measures, self.limits)
 
     @property
     def is_noise(self) -> bool:
         """Whether the mean |Δ| is no more than noise."""
         return self.measures.mean_abs <= self.limits.noise * self.floor.mean_abs
+
+
+def judged_z(measures: PolicyMeasures, limits: Limits) -> float:
+    """Return by how many standard errors the mean ratio is from 1; 0 where too few sequences tell, or it is near 1."""
+    matters = measures.sequences >= limits.min_sequences and abs(measures.ratio - 1.0) > limits.ratio_difference
+    return 0.0 if not matters or math.isnan(measures.ratio_z) else measures.ratio_z
 
 
 def find_causes(case: Case) -> tuple[FoundCause, ...]:
@@ -143,7 +150,7 @@ def _padding(case: Case) -> Iterator[FoundCause]:
 
 
 def _is_mended(case: Case, left: PolicyMeasures) -> bool:
-    z = left.ratio_z if left.sequences >= case.limits.min_sequences else 0.0
+    z = judged_z(left, case.limits)
     was_off, limit = abs(case.z) > case.limits.ratio_z, case.limits.ratio_z
     return left.tokens > 0 and left.mean_abs < case.measures.mean_abs / 2 and (abs(z) <= limit if was_off else True)
 
@@ -267,7 +274,7 @@ def _stale_cache(case: Case) -> Iterator[FoundCause]:
     span, factor = case.limits.cache_positions, case.limits.cache_factor
     size = np.abs(case.tokens.train - case.tokens.rollout)
     before, new, score = _by_prompt(case, size)
-    if before > factor * new and score > case.limits.cache_score:
+    if before > max(factor * new, case.floor.mean_abs) and score > case.limits.cache_score:
         yield _cache(
             f"mean |Δ| {before:.3g} for prompts that the engine knew from before the weights were sent, "
             f"{new:.3g} for new ones"

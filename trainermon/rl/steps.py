@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from trainermon.rl.causes import Limits
+from trainermon.rl.causes import Limits, judged_z
 from trainermon.rl.judging import floor_of, judge, refuse
 from trainermon.rl.names import NameMap
 from trainermon.rl.snapshots import Snapshot
@@ -79,7 +79,6 @@ SERIES = MappingProxyType(
         "rl_k3": "k3",
         "rl_chi2_token": "chi2_token",
         "rl_ratio": "ratio",
-        "rl_ratio_z": "ratio_z",
         "rl_ess": "ess",
         "rl_outside_tenth": "outside_tenth",
         "rl_outside_half": "outside_half",
@@ -97,18 +96,17 @@ def series_of(report: Report, limits: Limits) -> dict[str, float]:
     """Return the numbers of a report that a monitor records, by name.
 
     `rl_floors` is the mean |Δ| in floors; `rl_weights_differ` counts tensors that are missing or not equal, and is
-    there if weights were checked; `rl_not_comparable` is 1 where tokens could not be paired. The mean ratio's error is
-    left out where there are too few sequences, and so is every number that is NaN.
+    there if weights were checked; `rl_not_comparable` is 1 where tokens could not be paired. `rl_ratio_z` is 0 where
+    there are too few sequences to tell, or the ratio is too near 1 to matter. What is NaN is left out.
     """
     numbers = {"rl_not_comparable": float(report.verdict is Verdict.NOT_COMPARABLE)}
     if report.measures is not None:
         numbers |= {name: float(getattr(report.measures, measure)) for name, measure in SERIES.items()}
+        numbers["rl_ratio_z"] = judged_z(report.measures, limits)
         if report.floor is not None:
             numbers["rl_floors"] = report.measures.mean_abs / report.floor.mean_abs
     if report.weights is not None:
         numbers["rl_weights_differ"] = float(len(report.weights.differing) + len(report.weights.missing))
     if report.version_lag is not None:
         numbers["rl_version_lag"] = float(report.version_lag)
-    if report.measures is not None and report.measures.sequences < limits.min_sequences:
-        del numbers["rl_ratio_z"]
     return {name: number for name, number in numbers.items() if not math.isnan(number)}
