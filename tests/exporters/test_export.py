@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from trainermon.core.config import ENTRY_POINTS, FORMATS
+from trainermon.core.config import ENTRY_POINTS, FORMATS, PushgatewayConfig
 from trainermon.core.errors import ConfigError
 from trainermon.exporters.export import (
     BUILT_IN,
@@ -28,7 +28,8 @@ class Registered(Exporter):
 @pytest.mark.extras
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_form_can_be_made(tmp_path, name):
-    exporter = make_exporter(name, ExportSettings(run_dir=tmp_path, node_dir=tmp_path))
+    gateway = PushgatewayConfig(url="http://127.0.0.1:9091")  # which is not asked
+    exporter = make_exporter(name, ExportSettings(run_dir=tmp_path, node_dir=tmp_path, pushgateway=gateway))
 
     assert isinstance(exporter, Exporter | StoreExporter)
     exporter.close()
