@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.bench_statistics import c_reader
 from benchmarks.measure import interleaved
-from tests.rl.loop import CASES, Call, Fault, Trainer, engine_process
+from tests.rl.loop import CASES, MIXTURE_CASES, Call, Fault, Trainer, engine_process
 from trainermon import rl
 from trainermon.rl.snapshots import snapshot
 from trainermon.rl.steps import Settings, WatchedStep, judge_step
@@ -76,7 +76,7 @@ def faults(seeds: list[int]) -> None:
     with engine_process() as call:
         for mixture in (False, True):
             for seed in seeds:
-                for name, (fault, cause) in CASES.items():
+                for name, (fault, cause) in {**CASES, **(MIXTURE_CASES if mixture else {})}.items():
                     for report in _reports(call, fault, mixture=mixture, seed=seed, steps=4)[1:]:
                         found = str(report.causes[0].cause) if report.causes else "nothing"
                         total[name] += 1
@@ -85,7 +85,7 @@ def faults(seeds: list[int]) -> None:
                             wrong.append(
                                 f"  {name}, {'mixture' if mixture else 'llama'}, seed {seed}: {report.sentence}"
                             )
-    for name in CASES:
+    for name in total:
         print(f"{name:<28}{right[name]:>4} of {total[name]}")
     print(f"{'all':<28}{right.total():>4} of {total.total()}, {right.total() / total.total():.1%}")
     print("\n".join(wrong))

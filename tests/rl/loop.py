@@ -51,6 +51,7 @@ CASES = {
     "one of four engines": ([Fault(), Fault(), Fault(temperature=1.2), Fault()], "one engine"),
 }
 """What is put into the engines, or into the trainer by the first of them, and the cause that is to be named."""
+MIXTURE_CASES = {"routing": ([Fault("routing")], "routing")}
 
 
 def new_model(seed: int = 0, *, mixture: bool = False) -> Any:
@@ -76,6 +77,12 @@ def new_model(seed: int = 0, *, mixture: bool = False) -> Any:
     return model.eval()
 
 
+def experts_of(outcome: Any, sequences: int) -> torch.Tensor | None:
+    """Return the first expert of each position, `[N, T, layers]`; None of a model without experts."""
+    logits = getattr(outcome, "router_logits", None)
+    return None if not logits else torch.stack([each.argmax(-1).view(sequences, -1) for each in logits], dim=-1)
+
+
 def engine_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters as vLLM holds them: q, k, v in one tensor, gate and up in another."""
     held = dict(model.named_parameters())
@@ -89,6 +96,13 @@ def engine_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
+def _disturbed(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return what a router sees, for one token in twenty something else."""
+    (hidden,) = inputs
+    chosen = torch.rand(*hidden.shape[:-1], 1) < 0.05
+    return (torch.where(chosen, torch.randn_like(hidden), hidden),)
+
+
 class Engine:
     """Samples responses; runs in a process of its own, see `serve`."""
 
@@ -96,9 +110,13 @@ class Engine:
         """Begin anew, with the weights of a new trainer."""
         self.model = new_model(mixture=mixture).to(torch.bfloat16)
         self.watch = rl.Watch(folder, rank=1, name_map=rl.names.hf_to_vllm)
-        self.name, self.fault = name, fault
+        self.name, self.fault, self.mixture = name, fault, mixture
         self.caches: dict[bytes, Any] = {}
         self.loads = 0
+        if fault.name == "routing":  # as routers in another precision, only far worse
+            for module_name, module in self.model.named_modules():
+                if module_name.endswith("mlp.gate"):
+                    module.register_forward_pre_hook(_disturbed)
 
     @torch.no_grad()
     def load(self, weights: dict[str, np.ndarray], version: int) -> None:
@@ -132,6 +150,7 @@ class Engine:
         given = torch.from_numpy(prompts)
         if self.fault.name == "other context":
             given = torch.flip(given, dims=[1])  # as a template that puts the parts in another order
+        self.experts: list[torch.Tensor | None] = []
         cache, logits = self._prefilled(given)
         done = torch.zeros(len(given), dtype=torch.bool)
         ids, logged, mask = [], [], []
@@ -144,8 +163,10 @@ class Engine:
             logged.append(torch.where(done, 0.0, says.gather(1, token[:, None])[:, 0]))
             mask.append(~done)
             done = done | (token % 23 == EOS)
-            logits = self.model(input_ids=token[:, None], past_key_values=cache, use_cache=True).logits[:, -1]
+            logits = self._forward(token[:, None], cache)
+        experts = [each[:, -1] for each in self.experts[:RESPONSE] if each is not None]
         return {
+            **({"experts": torch.stack(experts, 1).numpy()} if experts else {}),
             "ids": torch.stack(ids, 1).numpy(),
             "logprobs": torch.stack(logged, 1).numpy(),
             "mask": torch.stack(mask, 1).numpy(),
@@ -155,7 +176,7 @@ class Engine:
         """Return cache and logits after the prompts; a stale cache has the keys and values of older weights."""
         if self.fault.name != "stale cache":
             cache = DynamicCache()
-            return cache, self.model(input_ids=prompts, past_key_values=cache, use_cache=True).logits[:, -1]
+            return cache, self._forward(prompts, cache)
         layers: list[list[Any]] = []
         for prompt in prompts[:, :-1]:
             key = prompt.numpy().tobytes()
@@ -168,7 +189,14 @@ class Engine:
         for number in range(len(layers[0])):
             keys, values = (torch.cat([each[number][k] for each in layers]) for k in (0, 1))
             cache.update(keys, values, number)
-        return cache, self.model(input_ids=prompts[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+        return cache, self._forward(prompts[:, -1:], cache)
+
+    def _forward(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Return the logits after the last of `ids`, and note the experts that they went to."""
+        wants = {"output_router_logits": True} if self.mixture else {}
+        outcome = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **wants)
+        self.experts.append(experts_of(outcome, len(ids)))
+        return outcome.logits[:, -1]
 
     def _processed(self, logits: torch.Tensor) -> torch.Tensor:
         scaled = log_softmax(logits / self.fault.temperature, dim=-1)
@@ -214,7 +242,7 @@ class Trainer:
     def __init__(
         self, folder: Path, call: Call, faults: list[Fault], *, mixture: bool = False, rate: float = 1e-3, seed: int = 0
     ) -> None:
-        self.fault, self.seed = faults[0], seed
+        self.fault, self.seed, self.mixture = faults[0], seed, mixture
         self.model = new_model(seed, mixture=mixture)
         self.watch = rl.Watch(
             folder,
@@ -237,11 +265,14 @@ class Trainer:
         for engine in self.engines:
             engine("load", weights, version)
 
-    def logprobs(self, prompts: np.ndarray, ids: np.ndarray, *, batch: int = 0) -> torch.Tensor:
-        """Return the log-probabilities of responses, `[N, RESPONSE]`, in micro batches of `batch`; 0: at once."""
+    def logprobs(self, prompts: np.ndarray, ids: np.ndarray) -> torch.Tensor:
+        """Return the log-probabilities of responses, `[N, RESPONSE]`; their experts are in `experts` then."""
         tokens = torch.from_numpy(np.concatenate([prompts, ids], axis=1))
-        parts = [self.model(input_ids=part).logits for part in tokens.split(batch or len(tokens))]
-        logits = torch.cat(parts)[:, PROMPT - 1 : -1].float()
+        wants = {"output_router_logits": True} if self.mixture else {}
+        outcome = self.model(input_ids=tokens, **wants)
+        experts = experts_of(outcome, len(tokens))
+        self.experts = None if experts is None else experts[:, PROMPT - 1 : -1]
+        logits = outcome.logits[:, PROMPT - 1 : -1].float()
         if self.fault.name == "raw":
             logits = logits / self.fault.temperature
         return log_softmax(logits, dim=-1).gather(2, tokens[:, PROMPT:, None])[..., 0]
@@ -267,6 +298,7 @@ class Trainer:
                     engine=f"engine-{n}",
                     version=number,
                     prompts=list(share),
+                    experts=outcome.get("experts"),
                 )
             self._tell(ids, mask, logprobs.detach())
         reward = torch.from_numpy(((ids % 7 == 3) & mask).sum(1) / np.maximum(mask.sum(1), 1)).float()
@@ -289,4 +321,4 @@ class Trainer:
             logprobs = torch.roll(logprobs, 1, dims=1)
         if self.fault.name == "tokens differ":
             ids = np.where(np.arange(ids.shape[1]) > 5, (ids + 1) % 199, ids)
-        self.watch.train(logprobs=logprobs, ids=ids, mask=counted)
+        self.watch.train(logprobs=logprobs, ids=ids, mask=counted, experts=self.experts)

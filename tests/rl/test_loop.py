@@ -23,6 +23,17 @@ def test_the_cause_is_named(faults, cause, call, tmp_path):
     assert [str(report.causes[0].cause) for report in reports[1:]] == [cause, cause]
 
 
+def test_routers_that_choose_other_experts_are_named(call, tmp_path):
+    trainer = Trainer(tmp_path, call, [Fault("routing")], mixture=True)
+
+    reports = [trainer.step(number) for number in range(3)]
+    trainer.watch.close()
+
+    assert trainer.watch.num_failures == 0
+    assert [str(report.causes[0].cause) for report in reports] == ["routing"] * 3
+    assert all(report.weights.is_equal for report in reports)
+
+
 def test_a_sound_loop_raises_nothing(call, tmp_path):
     trainer = Trainer(tmp_path, call, [Fault(), Fault()])
 

@@ -59,7 +59,7 @@ class Limits:
     cache_factor: float = 1.3
     cache_positions: int = 8
     cache_score: float = 5.0
-    routing_factor: float = 3.0
+    routing_factor: float = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

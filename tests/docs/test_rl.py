@@ -1,0 +1,46 @@
+"""The commands of docs/rl.md, run as they are written there, on a run whose rollouts go wrong."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.rl.policies import Step
+from trainermon import rl
+from trainermon.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rl.md").read_text()
+COMMANDS = list(dict.fromkeys(re.findall(r"`(trainermon rl [^`|]* [^`|]*)`", PAGE)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the commands of the page name."""
+    folder = tmp_path_factory.mktemp("page")
+    watch = rl.Watch(folder / "rl_out", rank=0)
+    for number, fault in ((399, None), (400, "top_p")):
+        made = Step(number, fault)
+        with watch.step(number):
+            watch.rollout(logprobs=made.rollout, ids=made.ids, mask=made.mask)
+            watch.train(logprobs=made.train, ids=made.ids, mask=made.mask)
+    watch.close()
+    for name, value in (("good", 1.0), ("bad", 2.0)):
+        rl.StageRecorder(folder / name / "stages").save({"prompt": np.ones(3), "response": np.full(3, value)})
+        (folder / f"{name}.log").write_text(f"  rollout_temperature ....... {value}\n")
+    save_file({"weight": np.ones((3, 2), np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_the_page_leads_through_every_command():
+    assert {line.split()[2] for line in COMMANDS} == {"show", "compare", "config", "digest"}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_runs_as_it_is_written(line, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+
+    assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out
