@@ -1,6 +1,8 @@
 """The watch: what it writes, hands to a monitor, and survives."""
 
+import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import torch
 from tests.rl.policies import Step
 from trainermon import rl
 from trainermon.core.errors import DumpError
-from trainermon.rl.files import read_reports
+from trainermon.rl.files import read_reports, read_sent
 from trainermon.rl.snapshots import snapshot
 from trainermon.rl.steps import series_of
 
@@ -136,6 +138,51 @@ def test_numbers_reach_a_monitor_in_the_thread_of_the_training(tmp_path):
     assert values == series_of(report, rl.Limits())
     assert values["rl_ratio"] == report.measures.ratio
     assert len(values) <= 40
+
+
+def test_a_tensor_that_cannot_be_read_leaves_no_digest(watch):
+    list(watch.sent([("a", torch.randn(3)), ("b", "no tensor")], version=1))
+
+    assert watch.check(1) is None
+    assert not list(watch.folder.glob("weights/*"))
+
+
+def test_a_fork_compares_in_a_thread_of_its_own(tmp_path):
+    watch = rl.Watch(tmp_path, rank=0)
+    tell(watch, 1, Step(1))
+    watch.report(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads, as data loaders make them
+        child = os.fork()
+    if not child:
+        tell(watch, 2, Step(2))
+        os._exit(0 if watch.report(2, timeout_s=60) is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    watch.close()
+
+    assert [report.step for report in read_reports(tmp_path)[0]] == [1, 2]
+
+
+def test_prompts_are_the_same_in_whatever_they_are_held(watch):
+    for number, prompts in enumerate([[[1, 2], [3]], [np.array([1, 2]), torch.tensor([3])], ["one", "two"]]):
+        known = watch._are_known(prompts, number)
+        assert known.tolist() == ([True, True] if number == 1 else [False, False])
+
+
+def test_few_prompts_are_remembered(watch, monkeypatch):
+    monkeypatch.setattr("trainermon.rl.watch.PROMPTS_KEPT", 2)
+    watch._are_known([[1], [2], [3]], 1)
+
+    assert watch._are_known([[1], [2], [3]], 2).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
+def test_types_have_short_names(tmp_path, dtype):
+    watch = rl.Watch(tmp_path, rank=0, dtype=dtype)
+    list(watch.sent({"a": torch.randn(3)}, version=1))
+    watch.close()
+
+    assert read_sent(tmp_path, 1)[0].tensors["a"].dtype == "bfloat16"
 
 
 def test_no_thread_is_left(tmp_path):

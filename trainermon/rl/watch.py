@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +22,7 @@ from trainermon.rl.causes import Limits
 from trainermon.rl.digest import Digester, NamedTensors, WeightDigest, items
 from trainermon.rl.holding import hold
 from trainermon.rl.snapshots import snapshot
-from trainermon.rl.stages import StageRecorder
+from trainermon.rl.stages import StageRecorder, as_array
 from trainermon.rl.steps import Settings, WatchedStep, judge_step, series_of
 from trainermon.rl.tokens import Flags
 from trainermon.rl.values import Report, Sampling, WeightCheck
@@ -29,6 +32,9 @@ _log = logging.getLogger(__name__)
 MAX_PENDING = 2
 """Steps whose comparison may be under way; of further ones nothing is compared, and that is counted."""
 REPORTS_KEPT = 16
+PROMPTS_KEPT = 200_000
+"""Prompts that are remembered, the latest; of older ones it is not known whether an engine has them in its cache."""
+_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
 class TakesNumbers(Protocol):
@@ -48,7 +54,7 @@ class Watch:
         folder: Where reports, digests and stages are written; every process of a job may use the same.
         monitor: A `TrainerMon`, which takes the main numbers of each step as series; None: they are in the reports.
         sampling: How the engine samples.
-        dtype: The type in which the engine holds weights, as `bfloat16`; what rounding gives depends on it.
+        dtype: The type in which the engine holds weights, as `bfloat16` or `bf16`; what rounding gives depends on it.
         is_mixture: The model is a mixture of experts.
         name_map: From the trainer's names of tensors to the engine's; `rl.names.hf_to_vllm` for vLLM and SGLang.
         limits: From where on something counts as a cause.
@@ -74,7 +80,7 @@ class Watch:
         self._monitor = monitor
         self._settings = Settings(
             sampling=sampling or Sampling(),
-            dtype=dtype,
+            dtype=_ALIASES.get(dtype, dtype),
             is_mixture=is_mixture,
             name_map=name_map,
             limits=limits or Limits(),
@@ -85,6 +91,7 @@ class Watch:
         self._reports: dict[int, Future[Report]] = {}
         self._unrecorded: list[Future[Report]] = []
         self._prompts_seen: dict[bytes, int] = {}
+        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainermon-rl")
         atexit.register(self.close)
 
@@ -165,13 +172,15 @@ class Watch:
             version: Number of these weights.
             dtype: The type in which the engine holds them; None: that of the watch; empty: as they are.
         """
-        digester = Digester(self._settings.dtype if dtype is None else dtype)
+        digester: Digester | None = Digester(self._settings.dtype if dtype is None else _ALIASES.get(dtype, dtype))
         for name, tensor in items(named_tensors):
-            with self._contained("sent"):
-                digester.add(names.same(name), tensor)
+            if digester is not None and not self._took(digester, names.same(name), tensor):
+                digester = None  # a part of the digests would make the rest of the weights look missing
             yield name, tensor
-        with self._contained("sent"):
-            files.write_digest(self.folder, WeightDigest(version=version, tensors=digester.finish(), shard=self.rank))
+        if digester is not None:
+            with self._contained("sent"):
+                digest = WeightDigest(version=version, tensors=digester.finish(), shard=self.rank)
+                files.write_digest(self.folder, digest)
 
     def received(
         self,
@@ -250,6 +259,9 @@ class Watch:
         self._record()
         if not step.rollout and not step.train:
             return
+        if self._process != os.getpid():  # forked: the thread is the parent's
+            self._process, self._reports, self._unrecorded = os.getpid(), {}, []
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainermon-rl")
         if sum(not future.done() for future in self._reports.values()) >= MAX_PENDING:
             self.num_skipped += 1
             return
@@ -264,7 +276,8 @@ class Watch:
         weights = None if version is None else self.check(version)
         report = judge_step(step, self._settings, weights)
         report = dataclasses.replace(report, version_lag=self._lag(step))
-        files.append_report(self.folder, self.rank, report)
+        with self._contained("write a report"):
+            files.append_report(self.folder, self.rank, report)
         return report
 
     def _version(self, step: WatchedStep) -> int | None:
@@ -293,10 +306,21 @@ class Watch:
         """Return which prompts were sampled from under an older version of the weights; notes them."""
         if prompts is None or version is None:
             return None
-        keys = [np.asarray(prompt).tobytes() for prompt in prompts]
+        keys = [hashlib.blake2b(_bytes(prompt), digest_size=8).digest() for prompt in prompts]
         known = np.array([self._prompts_seen.get(key, version) < version for key in keys])
-        self._prompts_seen.update(dict.fromkeys(keys, version))
+        for key in keys:  # the latest stand last
+            self._prompts_seen.pop(key, None)
+            self._prompts_seen[key] = version
+        for key in list(itertools.islice(self._prompts_seen, max(0, len(self._prompts_seen) - PROMPTS_KEPT))):
+            del self._prompts_seen[key]
         return known
+
+    def _took(self, digester: Digester, name: str, tensor: Any) -> bool:
+        """Have a tensor digested; return whether that succeeded."""
+        before = self.num_failures
+        with self._contained("sent"):
+            digester.add(name, tensor)
+        return self.num_failures == before
 
     @contextlib.contextmanager
     def _contained(self, what: str) -> Iterator[None]:
@@ -309,3 +333,10 @@ class Watch:
         self.num_failures += 1
         level = logging.WARNING if self.num_failures == 1 else logging.DEBUG
         _log.log(level, "trainermon.rl: %s failed, and the step is left out: %r", what, error, exc_info=error)
+
+
+def _bytes(prompt: Any) -> bytes:
+    """Return the tokens of a prompt, or its text, as bytes that are the same whatever it is held in."""
+    if isinstance(prompt, str):
+        return prompt.encode()
+    return as_array(prompt, "prompt").astype(np.int64).tobytes()
