@@ -45,6 +45,7 @@ ALONE = (
     RECORDED,
     *MEASURED,
     step("tokens"),
+    step("rl_ratio"),
     *(comm("dp", slot) for slot in GROUP),
     comm("dp.all_reduce", "wait_seconds"),
     SeriesKey(Kind.FEATURE, "h.0.attn", "attention_max_logit"),

@@ -163,6 +163,18 @@ def test_numbers_of_the_step_are_merged_as_each_has_to_be():
     assert lines["step_time"] == []
 
 
+def test_rollouts_are_merged_to_the_worst_rank_and_their_mean_ratio():
+    names = ["rl_mean_abs", "rl_ratio", "rl_ess"]
+    keys = [SeriesKey(Kind.STEP, name) for name in names]
+    history = expecting(header(0, keys=keys), header(1, keys=keys))
+
+    feed(history, header(0, keys=keys), 0, [[0.02], [1.0], [0.9]])
+    feed(history, header(1, keys=keys), 0, [[0.5], [1.5], [0.4]])
+
+    lines = history.lines(names)["series"]
+    assert [lines[name] for name in names] == [[0.5], [1.25], [0.4]]
+
+
 def test_of_many_steps_the_smallest_clip_ratio_is_kept_and_the_largest_rate(monkeypatch):
     monkeypatch.setattr(views, "_LINE_CELLS", 64)
     keys = [SeriesKey(Kind.STEP, "clip_ratio"), SeriesKey(Kind.STEP, "learning_rate", "0")]

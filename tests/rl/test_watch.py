@@ -1,5 +1,6 @@
 """The watch: what it writes, hands to a monitor, and survives."""
 
+import dataclasses
 import os
 import threading
 import warnings
@@ -10,6 +11,7 @@ import torch
 
 from tests.rl.policies import Step
 from trainermon import rl
+from trainermon.core.catalogue import ROLLOUT_SERIES
 from trainermon.core.errors import DumpError
 from trainermon.rl.files import read_reports, read_sent
 from trainermon.rl.snapshots import snapshot
@@ -217,3 +219,10 @@ def test_snapshots_copy_what_lists_hold():
 
     assert [float(each.sum()) for each in copies["value"]] == [0, 0]
     assert "nothing" not in copies
+
+
+def test_every_number_that_is_recorded_is_in_the_catalogue():
+    weights = rl.WeightCheck(version=1, engines=("a",), equal=1)
+    report = dataclasses.replace(Step(1).report(), weights=weights, version_lag=0)
+
+    assert set(series_of(report, rl.Limits())) == set(ROLLOUT_SERIES)

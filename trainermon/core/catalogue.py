@@ -41,6 +41,23 @@ LEARNING_RATE_SERIES = "learning_rate"
 GRADIENT_AT_STEP = "gradient_at_step"
 """`Kind.STATE`, a slot: a gradient as the step finds it, of the few that the script wrote to after the backward."""
 
+ROLLOUT_SERIES = (
+    *("rl_mean_abs", "rl_p99_abs", "rl_max_abs", "rl_probability_mean_abs", "rl_probability_max_abs", "rl_k1", "rl_k3"),
+    *("rl_chi2_token", "rl_ratio", "rl_ratio_z", "rl_ess", "rl_outside_tenth", "rl_outside_half"),
+    *("rl_perplexity_rollout", "rl_perplexity_train", "rl_correlation", "rl_slope", "rl_tokens", "rl_floors"),
+    *("rl_weights_differ", "rl_version_lag", "rl_not_comparable"),
+)
+"""`Kind.STEP`: what `trainermon.rl` records of a step's rollouts; docs/rl.md says what each is."""
+
+ROLLOUT_DIFFERENCE_SERIES = "rl_mean_abs"
+"""`Kind.STEP`: mean absolute difference of the log-probabilities of rollout and trainer, nats; by `trainermon.rl`."""
+
+ROLLOUT_RATIO_SERIES = "rl_ratio"
+"""`Kind.STEP`: mean of the ratios of trainer and rollout over sampled tokens; 1 if what was logged was sampled from."""
+
+ROLLOUT_SAMPLES_SERIES = "rl_ess"
+"""`Kind.STEP`: effective share of the sampled tokens under these ratios, 0 to 1."""
+
 EVAL_MODE_SERIES = "eval_mode"
 """`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
 

@@ -214,6 +214,12 @@ _STEP = (
         cost="1 per rank and recorded value, at most 8",
     ),
     _gauge(
+        "trainermon_rollout_value",
+        "Mean over micro steps of a number on the step's rollouts that trainermon.rl records, newest step.",
+        (*_RANK, "name"),
+        cost="1 per rank and number, at most 22, in reinforcement learning",
+    ),
+    _gauge(
         "trainermon_gradient_norm",
         "L2 norm of the reduced gradients that the rank holds, before clipping; no sample while one is not finite.",
         _RANK,

@@ -17,6 +17,9 @@ from trainermon.core.catalogue import (
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
     LOSS_SERIES,
+    ROLLOUT_DIFFERENCE_SERIES,
+    ROLLOUT_RATIO_SERIES,
+    ROLLOUT_SAMPLES_SERIES,
     SKIPPED_SERIES,
     STEP_TIME_SERIES,
     TOKENS_PER_SECOND_SERIES,
@@ -52,6 +55,9 @@ class StepSummary:
         loss_scale: What the loss was multiplied by; the smallest, where ranks differ.
         skipped: Whether the framework skipped the step: 1 or 0.
         tokens_per_second: The sum over the ranks.
+        rl_mean_abs: How far log-probabilities of rollout and trainer are apart; the largest, where ranks differ.
+        rl_ratio: The mean of their ratios, over the ranks.
+        rl_ess: The effective share of the sampled tokens; the smallest, where ranks differ.
     """
 
     step: int
@@ -65,6 +71,9 @@ class StepSummary:
     loss_scale: float = math.nan
     skipped: float = math.nan
     tokens_per_second: float = math.nan
+    rl_mean_abs: float = math.nan
+    rl_ratio: float = math.nan
+    rl_ess: float = math.nan
 
 
 class MergeTable(NamedTuple):
@@ -125,6 +134,9 @@ SCALARS: Mapping[str, _MergeRule] = MappingProxyType(
         LOSS_SCALE_SERIES: _MergeRule(_mean_of_rows, min),
         SKIPPED_SERIES: _MergeRule(_mean_of_rows, max),
         TOKENS_PER_SECOND_SERIES: _MergeRule(_mean_of_rows, sum),
+        ROLLOUT_DIFFERENCE_SERIES: _MergeRule(_mean_of_rows, max),
+        ROLLOUT_RATIO_SERIES: _MergeRule(_mean_of_rows, _mean),
+        ROLLOUT_SAMPLES_SERIES: _MergeRule(_mean_of_rows, min),
     }
 )
 """What is merged to one number per rank, and per step; infinity wherever something was not finite."""

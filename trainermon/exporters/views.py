@@ -43,11 +43,14 @@ LINES = (
     "loss_scale",
     "skipped",
     "tokens_per_second",
+    "rl_mean_abs",
+    "rl_ratio",
+    "rl_ess",
 )
 RANK_QUANTITIES = (STEP_TIME, "loss", "grad_norm", "lag", WAIT)
 
 # Where several steps share a point the most unusual one is kept: the smallest of these, the largest of the others.
-_SMALLEST = frozenset({"clip_ratio", "loss_scale", "tokens_per_second"})
+_SMALLEST = frozenset({"clip_ratio", "loss_scale", "tokens_per_second", "rl_ess"})
 
 _LINE_CELLS = 8192
 _OPEN_BYTES = 16 << 20

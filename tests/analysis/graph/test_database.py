@@ -153,7 +153,7 @@ def test_a_file_in_a_folder_that_cannot_be_written_to_is_read_and_nothing_left_b
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all", gzip.compress(b"SQLite")])
+@pytest.mark.parametrize("content", [b"", b"no database at all", gzip.compress(b"SQLite", mtime=0)])
 def test_another_file_is_refused(content, tmp_path):
     path = tmp_path / "other.vis.db"
     path.write_bytes(content)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.exporters.expositions import GROUP, MEASURED, comm, read, step
 from tests.exporters.runs import LOSS, block_of, header_of
+from trainermon.core.catalogue import ROLLOUT_SERIES
 from trainermon.core.values import Kind, SeriesKey, as_plain
 from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.views import RunHistory
@@ -15,6 +16,7 @@ from trainermon.exporters.views import RunHistory
 def test_what_a_rank_measures_has_metrics_of_its_own_and_takes_no_place_of_recorded_values():
     exposition = Exposition("run")
     tensors = {key: np.array([value]) for key, (_, value) in MEASURED.items()}
+    tensors |= {step(name): np.array([0.25]) for name in ROLLOUT_SERIES}
     tensors |= {step(f"value_{i}"): np.array([float(i)]) for i in range(8)}
     tensors[step("learning_rate", "1")] = np.array([5e-4])
     tensors[step("learning_rate")] = np.array([9.0])  # recorded by the script under the same name
@@ -25,6 +27,8 @@ def test_what_a_rank_measures_has_metrics_of_its_own_and_takes_no_place_of_recor
     shown = {key[0]: value for key, value in values.items() if "group=1" not in key}
     assert {name: shown[name] for name, _ in MEASURED.values()} == dict(MEASURED.values())
     assert values["trainermon_learning_rate", "rank=0", "group=1"] == 5e-4
+    rollouts = {key[-1]: value for key, value in values.items() if key[0] == "trainermon_rollout_value"}
+    assert rollouts == {f"name={name}": 0.25 for name in ROLLOUT_SERIES}
     recorded = [key[-1] for key in values if key[0] == "trainermon_recorded_value"]
     assert recorded == [f"name=value_{i}" for i in range(8)]
 

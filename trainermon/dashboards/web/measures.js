@@ -13,6 +13,9 @@ import { formatCount, formatMeasured, formatSeconds } from "./scales.js";
  * @type {Record<string, Measure>}
  */
 const MEASURES = {
+  rl_mean_abs: { title: "Rollout against trainer", hint: "mean difference of log-probabilities", log: true },
+  rl_ratio: { title: "Importance ratio", hint: "trainer over rollout, mean; 1 if what was logged was sampled from" },
+  rl_ess: { title: "Effective samples", hint: "share of the sampled tokens that count" },
   learning_rate: { title: "Learning rate", hint: "the largest of the parameter groups" },
   clip_ratio: { title: "Clip ratio", hint: "what clipping multiplied the gradients by" },
   loss_scale: { title: "Loss scale", hint: "what the loss was multiplied by", log: true, format: (value) => (value !== null && value >= 1000 && Number.isFinite(value) ? formatCount(value) : formatMeasured(value)) },

@@ -18,6 +18,7 @@ from trainermon.core.catalogue import (
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
     LOSS_SERIES,
+    ROLLOUT_SERIES,
     SKIPPED_SERIES,
     STEP_TIME_SERIES,
     TOKENS_PER_SECOND_SERIES,
@@ -92,6 +93,7 @@ def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
     """
     measured: dict[str, list[int]] = {}
     rates: dict[str, list[int]] = {}
+    rollouts: dict[str, list[int]] = {}
     recorded: dict[str, list[int]] = {}
     for number, key in enumerate(keys):
         if key.kind is not Kind.STEP or key.name == STEP_TIME_SERIES:
@@ -100,11 +102,14 @@ def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
             rates.setdefault(key.slot, []).append(number)
         elif key.name in _STEP:
             measured.setdefault(key.name, []).append(number)
+        elif key.name in ROLLOUT_SERIES:
+            rollouts.setdefault(key.name, []).append(number)
         else:
             recorded.setdefault(key.name, []).append(number)
     return [
         *(_scalar(_STEP[name], {}, measured[name]) for name in _STEP if name in measured),
         *(_scalar(_LEARNING_RATE, {"group": group}, ids) for group, ids in _first(rates)),
+        *(_scalar("trainermon_rollout_value", {"name": name}, ids) for name, ids in rollouts.items()),
         *(_scalar("trainermon_recorded_value", {"name": name}, ids) for name, ids in _first(recorded)),
     ]
 
