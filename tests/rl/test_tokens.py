@@ -68,6 +68,9 @@ def test_tokens_that_count_on_one_side_only_are_counted():
         (([[-1.0, -2.0]], {"ids": [[3, 4]]}), ([[-1.0, -2.0]], {"ids": [[3, 5]]}), "token 1 of sequence 0 is 4"),
         (([[-1.0]], {"mask": [[0]]}), ([[-1.0]], {}), "no token counts under the masks"),
         (([[np.nan]], {}), ([[-1.0]], {}), "all 1 log-probabilities are NaN or infinite"),
+        (([[2.0]], {}), ([[-2.0]], {}), "half of the rollout's log-probabilities are above 0: were negative"),
+        (([[0.0] * 20], {}), ([[-0.1, -0.2] * 10], {}), "all log-probabilities of the rollout are 0"),
+        ((np.ones((2, 3, 1)), {}), (np.ones((2, 3)), {}), r"found shape \[2, 3, 1\], expected \[sequences, tokens\]"),
     ],
 )
 def test_what_cannot_be_paired_says_why(rollout, train, message):

@@ -92,6 +92,16 @@ def test_nothing_raises_into_training(watch, caplog):
     assert "nothing was passed to train()" in watch.report(2).sentence
 
 
+def test_a_step_within_a_step_takes_nothing_from_it(watch):
+    one, other = Step(1), Step(2)
+    with watch.step(1):
+        watch.rollout(logprobs=one.rollout, mask=one.mask)
+        tell(watch, 2, other)
+        watch.train(logprobs=one.train, mask=one.mask)
+
+    assert [watch.report(number).measures.tokens for number in (1, 2)] == [one.mask.sum(), other.mask.sum()]
+
+
 def test_the_error_of_a_script_inside_a_step_is_its_own(watch):
     with pytest.raises(KeyError), watch.step(1):
         raise KeyError("the script's")

@@ -19,6 +19,12 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
+MOST = 0.01
+"""The largest log-probability that rounding may give."""
+FEW = 8
+"""Up to so many tokens may all have the same log-probability by chance."""
+
+
 class NotComparableError(ValueError):
     """Raised if the tokens of the two sides cannot be paired; the message says what was found."""
 
@@ -180,12 +186,29 @@ def pair(rollout: TokenSide, train: TokenSide) -> Tokens:
 
 
 def _finite(tokens: Tokens) -> Tokens:
+    """Return the tokens with two finite log-probabilities, which are told from what is none."""
     finite = np.isfinite(tokens.rollout) & np.isfinite(tokens.train)
     left = int(np.count_nonzero(~finite))
     if left == len(tokens):
         found = f"all {left} log-probabilities are NaN or infinite" if left else "no token counts under the masks"
         raise NotComparableError(found)
-    return dataclasses.replace(tokens.only(finite), num_nonfinite=left) if left else tokens
+    kept = dataclasses.replace(tokens.only(finite), num_nonfinite=left) if left else tokens
+    _require_logprobs(kept)
+    return kept
+
+
+def _require_logprobs(tokens: Tokens) -> None:
+    """Refuse what is no log-probability as a whole; single ones may be what stands for padding."""
+    for side, values, other in (
+        ("rollout", tokens.rollout, tokens.train),
+        ("trainer", tokens.train, tokens.rollout),
+    ):
+        if np.median(values) > MOST:
+            raise NotComparableError(
+                f"half of the {side}'s log-probabilities are above 0: were negative log-likelihoods passed?"
+            )
+        if len(values) > FEW and np.ptp(values) == 0.0 < np.ptp(other):
+            raise NotComparableError(f"all log-probabilities of the {side} are {values[0]:.4g}: were any computed?")
 
 
 def _same_ids(
@@ -236,8 +259,8 @@ def _flat(values: Any, kind: Any, name: str) -> tuple[Any, Integers]:
     array = _array(values, kind)
     if array.ndim == 1:
         array = array[None]
-    if array.ndim < 2:
-        raise NotComparableError(f"{name}: found shape {array.shape}, expected [sequences, tokens]")
+    if array.ndim != 2 and not (array.ndim == 3 and name == "experts"):
+        raise NotComparableError(f"{name}: found shape {list(array.shape)}, expected [sequences, tokens]")
     lengths = np.full(array.shape[0], array.shape[1], dtype=np.int64)
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:]), lengths
 

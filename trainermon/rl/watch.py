@@ -113,11 +113,12 @@ class Watch:
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Return a context for one step: what is passed in inside it is compared when it is left."""
-        self._step = WatchedStep(number)
+        outer, step = self._step, WatchedStep(number)
+        self._step = step
         try:
             yield
         finally:
-            step, self._step = self._step, None
+            self._step = outer
             with self._contained("compare"):
                 self._compare(step)
 
