@@ -4,8 +4,9 @@ import os
 import subprocess
 
 PROGRAMS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "msrun", "mpirun", "srun", "run")
+# One write for a record: programs of one pipeline write at the same time.
 _RECORDER = r"""
-__record() { local IFS=; printf '%s\0' "$__script" "$@" >> "$__out"; printf '\001\0' >> "$__out"; }
+__record() { local IFS=; printf '%s\0' "$__script" "$@" $'\001' >> "$__out"; }
 """
 
 

@@ -16,6 +16,37 @@ def _influx(how: str, field: str, legend: str, colour: str, *, band_to: str = ""
     return PanelQuery(text=text, legend=legend, colour=colour, band_to=band_to)
 
 
+def _rollouts(title: str, text: str, *, names: str, scale: ColourScale) -> Panel:
+    """Return a panel of the numbers on rollouts whose names match the regular expression `names`."""
+    return Panel(
+        title=title,
+        text=text,
+        view=PanelView.LINES,
+        prometheus=(
+            PanelQuery(
+                text=f'avg by (name) (trainermon_rollout_value{{{q.RUN},name=~"{names}"}})',
+                legend="{{name}}",
+            ),
+        ),
+        influxdb=(
+            PanelQuery(
+                text=q.influx(
+                    'mean("value")',
+                    "trainermon_rollout_value",
+                    by="name",
+                    where=f'"name" =~ /^{names}$/',
+                    of_rank=False,
+                ),
+                legend="$tag_name",
+            ),
+        ),
+        scale=scale,
+        width=12,
+        height=7,
+        empty="No rollouts recorded: trainermon.rl records them in reinforcement learning",
+    )
+
+
 _NOW = PanelRow(
     title="Now",
     panels=(
@@ -289,6 +320,20 @@ _HEALTH = PanelRow(
             width=24,
             height=7,
             empty="The script records nothing beside the loss",
+        ),
+        _rollouts(
+            "Rollouts: difference from the policy",
+            "How far the log-probabilities of rollout engine and trainer are apart, in nats: mean, 99th percentile and "
+            "largest, mean over ranks. They should stay where rounding leaves them.",
+            names="rl_(mean|p99|max)_abs",
+            scale=ColourScale(log=10),
+        ),
+        _rollouts(
+            "Rollouts: ratio and effective samples",
+            "Mean ratio of trainer and rollout over sampled tokens, which is 1 if what was logged was sampled from, "
+            "and the effective share of the samples under these ratios; mean over ranks.",
+            names="rl_(ratio|ess)",
+            scale=ColourScale(low=0),
         ),
     ),
 )
