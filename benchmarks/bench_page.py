@@ -27,7 +27,7 @@ from tests.server_programs import find_program
 ROWS_BESIDE_BLOCKS, ROWS_PER_BLOCK = 4, 4
 # The work for one refresh of the layers, apart from the drawing of labels: values to codes, codes to pixels.
 HEAT_MAP = """async ([rows, columns]) => {
-    const { encode, onsets, rasterise } = await import("/static/raster.js");
+    const { encode, onsets, rasterise } = await import("/static/heat/raster.js");
     const { getGrid } = await import("/static/api.js");
     const grid = await getGrid(`api/heatmap?kind=grad_reduced&statistic=rms&columns=${columns}`);
     const image = new ImageData(1036, 245);

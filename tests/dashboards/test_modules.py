@@ -81,7 +81,7 @@ def test_one_bad_cell_among_millions_keeps_its_pixel(page: Page) -> None:
         new Uint32Array(image.data.buffer).forEach((pixel, i) => pixel === 9 && found.push(place(i)));
         return [found, m.onsets(encoded, rows, columns)];
     })()"""
-    found, onsets = call(page, "raster", script)
+    found, onsets = call(page, "heat/raster", script)
 
     assert found == [[math.floor(1234 / 2000 * 300), math.floor(777 / 1500 * 100)]]
     assert onsets == [{"row": 777, "column": 1234}]
@@ -97,7 +97,7 @@ def codes(page: Page, values: np.ndarray, mode: str) -> dict[str, Any]:
         const {codes, ...rest} = m.encode({rows: new Array(a.rows).fill(''), columns: a.columns, values}, a.mode);
         return {codes: [...codes], ...rest};
     })()"""
-    return call(page, "raster", script, {"cells": cells, "rows": rows, "columns": columns, "mode": mode})
+    return call(page, "heat/raster", script, {"cells": cells, "rows": rows, "columns": columns, "mode": mode})
 
 
 @pytest.mark.parametrize("mode", ["log", "linear", "change", "peers"])

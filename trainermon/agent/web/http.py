@@ -12,7 +12,7 @@ import importlib.resources
 import json
 import mimetypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
@@ -157,18 +157,16 @@ def build_application(
 
 
 def add_page(app: FastAPI, page_file: str, *packages: str) -> None:
-    """Serve the files in the folder `web` of dashboards and of further `packages`, with `page_file` at `/`."""
+    """Serve the files below the folder `web` of dashboards and of further `packages`, with `page_file` at `/`."""
     # Only names that were listed here can be asked for, so no path from a request ever reaches the file system.
     folders = [importlib.resources.files(package) / "web" for package in ("trainermon.dashboards", *packages)]
-    files: dict[str, Traversable] = {
-        entry.name: entry for folder in folders for entry in folder.iterdir() if entry.is_file()
-    }
+    files = {name: entry for folder in folders for name, entry in _files_below(folder)}
 
     @app.get("/")
     async def page() -> Response:
         return _file(files, page_file)
 
-    @app.get("/static/{name}")
+    @app.get("/static/{name:path}")
     async def static(name: str) -> Response:
         return _file(files, name)
 
@@ -347,6 +345,15 @@ def reads_gzip(accept_encoding: str) -> bool:
 
 def _binary(content: bytes) -> Response:
     return Response(content, media_type="application/octet-stream")
+
+
+def _files_below(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    """Yield the files of a folder and of those in it, each with its path from there (`heat/raster.js`)."""
+    for entry in folder.iterdir():
+        if entry.is_file():
+            yield prefix + entry.name, entry
+        elif entry.is_dir():
+            yield from _files_below(entry, f"{prefix}{entry.name}/")
 
 
 def _file(files: dict[str, Traversable], name: str) -> Response:

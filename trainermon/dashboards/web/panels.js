@@ -3,7 +3,7 @@
 
 import { getGrid } from "./api.js";
 import { el, segmented, select, setText } from "./dom.js";
-import { HeatMap } from "./heatmap.js";
+import { HeatMap } from "./heat/heatmap.js";
 import { formatSeconds, formatStep, formatValue, STATISTICS } from "./scales.js";
 
 /** @import { HeatMapOffer, Mode } from "./types.js" */

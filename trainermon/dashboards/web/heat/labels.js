@@ -1,8 +1,8 @@
 // The names beside a heat map: every row where there is room, else the blocks they belong to, else every k-th block.
 
-import { theme } from "./theme.js";
+import { theme } from "../theme.js";
 
-/** @import { Block } from "./types.js" */
+/** @import { Block } from "../types.js" */
 
 const LINE = 12;
 const EVERY = [1, 2, 5, 10, 20, 50, 100, 200, 500];

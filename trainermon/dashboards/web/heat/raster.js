@@ -1,7 +1,7 @@
 // From cells to pixels, without a canvas: values to colour codes, and codes to the pixels of a window of the grid.
 // Codes: -1 no data, 0…255 a place in the colour map, 256 contains a non-finite element.
 
-/** @import { Cell, Encoded, Grid, Mode } from "./types.js" */
+/** @import { Cell, Encoded, Grid, Mode } from "../types.js" */
 
 export const NONE = -1;
 export const NONFINITE = 256;

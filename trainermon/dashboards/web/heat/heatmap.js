@@ -1,14 +1,14 @@
 // Rows × steps as colours. Cells that contain a non-finite element are hatched, and where a row turns non-finite a mark
 // of at least six pixels says so: one bad cell among 400 000 cannot get lost.
 
-import { css } from "./colour.js";
-import { linearTicks, logTicks, formatStep, formatTick, formatValue } from "./scales.js";
+import { css } from "../colour.js";
+import { linearTicks, logTicks, formatStep, formatTick, formatValue } from "../scales.js";
 import { encode, NONE, NONFINITE, onsets, rasterise } from "./raster.js";
-import { blocksOf, fitText, paintLabels } from "./rows.js";
-import { theme } from "./theme.js";
-import { Track } from "./track.js";
+import { blocksOf, fitText, paintLabels } from "./labels.js";
+import { theme } from "../theme.js";
+import { Track } from "../track.js";
 
-/** @import { Block, Box, Cell, Grid, Mode } from "./types.js" */
+/** @import { Block, Box, Cell, Grid, Mode } from "../types.js" */
 
 const BOTTOM = 20;
 const MARK = 6;
@@ -20,7 +20,7 @@ const MOST_MARKS = 4000;
  */
 const NO_GRID = { rows: [], firstStep: 0, stride: 1, columns: 0, values: new Float32Array() };
 
-/** @import { TrackOptions } from "./track.js" */
+/** @import { TrackOptions } from "../track.js" */
 /** @typedef {(row: number, column: number) => string[]} CellTip */
 
 export class HeatMap extends Track {
