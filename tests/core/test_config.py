@@ -38,6 +38,10 @@ REFUSED = [
         "cc_distribution.enabel: unknown key; did you mean 'cc_distribution.enable'",
     ),
     (
+        {"exclude": ["h", "1:~h.(0"]},
+        r"exclude\[1\]: found 'h.\(0', expected a regular exp",
+    ),
+    (
         {"cc_distribution": {"cc_codeline": ["("]}},
         r"cc_distribution.cc_codeline\[0\]: found '\(', expected a regular exp",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Sequence
 
 from trainermon.core.values import well_formed
@@ -28,10 +29,11 @@ def plain_name(name: str) -> str:
     return well_formed(".".join(part for part in parts if part == "module" or part not in WRAPPERS))
 
 
-def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:
-    """Return whether one of `targets` is `name`, a path prefix of it, or a `*` pattern of it; no targets mean all.
+def chosen(name: str, targets: Sequence[str], stage: int = 0, exclude: Sequence[str] = ()) -> bool:
+    r"""Return whether one of `targets` is `name`, a path prefix or a `*` pattern of it, and none of `exclude` is.
 
-    A target that begins with `1:` chooses on virtual pipeline stage 1 only. Parts that wrappers add are no part of it.
+    No targets mean all. One that begins with `~` is a regular expression, which is found anywhere in the name. One that
+    begins with `1:` chooses on virtual pipeline stage 1 only. Parts that wrappers add are no part of it.
 
     >>> chosen("h.1.mlp.fc", ["h.1"]), chosen("h.10.mlp", ["h.1"]), chosen("h.10.mlp", ["h.*.mlp"])
     (True, False, True)
@@ -39,11 +41,13 @@ def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:
     (False, True, True)
     >>> chosen("h.1.mlp", ["module.module.h.1"]), chosen("h.1.mlp", ["0:module.h"])
     (True, True)
+    >>> chosen("h.1.mlp", [r"~h\.[01]\."]), chosen("h.1.mlp", ["h"], exclude=["h.1"]), chosen("h.2.mlp", [], 0, ["h.1"])
+    (True, False, True)
     """
-    if not targets:
-        return True
+    if exclude and chosen(name, exclude, stage):
+        return False
     own = f"{stage}:"
-    return any(_matches(name, plain_name(target.removeprefix(own))) for target in targets)
+    return not targets or any(_matches(name, target.removeprefix(own)) for target in targets)
 
 
 def advice(wanted: str, names: Sequence[str]) -> str:
@@ -60,4 +64,7 @@ def advice(wanted: str, names: Sequence[str]) -> str:
 
 
 def _matches(name: str, target: str) -> bool:
+    if target.startswith("~"):
+        return re.search(target[1:], name) is not None
+    target = plain_name(target)
     return not target or name == target or name.startswith(f"{target}.") or fnmatch.fnmatchcase(name, target)

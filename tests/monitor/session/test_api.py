@@ -60,6 +60,7 @@ def test_the_module_level_function_returns_a_monitor(places, monkeypatch):
     ("config", "message"),
     [
         ({"targets": ["2.weigth"]}, "'2.weigth' names no module or parameter of the model; did you mean '2.weight'"),
+        ({"exclude": ["~layers"]}, "exclude: '~layers' names no module or parameter of the model"),
         ({"ur_distribution": True}, "ur_distribution is true but no formula is known for SGD"),
         ({"mv_distribution": True}, "SGD without momentum keeps no state"),
     ],
@@ -99,14 +100,23 @@ def test_activations_of_a_compiled_model_are_refused(places):
         TrainerMon(QUIET | {"xy_distribution": True}).set_monitor(compiled, optimizer)
 
 
-def test_targets_choose_parameters_and_modules(places):
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"targets": ["2"]}, {"2", "2.weight", "2.bias"}),
+        ({"targets": [r"~^[13-9]|weight$"]}, {"1", "0.weight", "2.weight"}),
+        ({"exclude": ["0", r"~bias$"]}, {"1", "2", "2.weight"}),
+        ({"targets": ["2"], "exclude": ["*.weight"]}, {"2", "2.bias"}),
+    ],
+)
+def test_parameters_and_modules_are_chosen_and_left_out(places, chosen, expected):
     model, optimizer = parts()
-    with TrainerMon(QUIET | {"targets": ["2"], "xy_distribution": True}) as monitor:
+    with TrainerMon(QUIET | chosen | {"xy_distribution": True}) as monitor:
         monitor.set_monitor(model, optimizer)
         step(model, optimizer)
 
     names = {key.name for key in RankJournal(only_spool(places[0])).rows[0] if key.kind is not Kind.STEP}
-    assert names == {"2", "2.weight", "2.bias"}
+    assert names == expected
 
 
 def test_ranks_that_are_not_chosen_collect_nothing(places):

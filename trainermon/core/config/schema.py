@@ -273,8 +273,10 @@ class MonitorConfig(OutputConfig):
 
     Attributes:
         framework: Adapter to use, by name, instead of the one that recognises the model.
-        targets: Modules and parameters to collect, as names, name prefixes or `*` patterns; empty means all. `1:`
-            before a name chooses virtual pipeline stage 1 only.
+        targets: Modules and parameters to collect, as names, name prefixes, `*` patterns, or regular expressions after
+            `~`, which are looked for anywhere in a name; empty means all. `1:` before one chooses virtual pipeline
+            stage 1 only.
+        exclude: Modules and parameters to leave out of these, written likewise.
         start_step: First step that is collected.
         step_interval: Interval, in steps, between collected steps.
         checksum_interval: Interval, in steps, between checksums of the parameters that several ranks hold copies of,
@@ -320,6 +322,7 @@ class MonitorConfig(OutputConfig):
 
     framework: str | None = None
     targets: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     start_step: int = 0
     step_interval: int = 1
     checksum_interval: int = 20
@@ -372,6 +375,9 @@ class MonitorConfig(OutputConfig):
             "1 to 1000000",
         )
         require(len(self.append_output) in (0, 2), "append_output", self.append_output, "nothing or two timestamps")
+        for key in ("targets", "exclude"):
+            for index, target in enumerate(getattr(self, key)):
+                _require_target(target, f"{key}[{index}]")
         for index, op in enumerate(self.ops):
             require(op in OPS, f"ops[{index}]", op, "one of " + ", ".join(OPS))
         check_formats(self.format)
@@ -379,6 +385,12 @@ class MonitorConfig(OutputConfig):
             raise ConfigError("format names influxdb, but influxdb.url is not set: where are the points to go?")
         if "pushgateway" in self.format and not self.pushgateway.url:
             raise ConfigError("format names pushgateway, but pushgateway.url is not set: where is the Pushgateway?")
+
+
+def _require_target(target: str, path: str) -> None:
+    pattern = re.sub(r"^\d+:", "", target)
+    if pattern.startswith("~"):
+        _require_pattern(pattern[1:], path)
 
 
 def _require_pattern(pattern: str, path: str) -> None:

@@ -27,7 +27,9 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
         ConfigError, AttachError: Something is asked for that this model or optimizer does not have.
     """
     if config.xy_distribution:
-        modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
+        modules = [
+            m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage, config.exclude)
+        ]
         compiled_regions.check(modules, training.roots, backward=not config.forward_only)
     for key in ("recording_l2_features", "print_struct", "stack_info"):
         if getattr(config, key) and _is_compiled(training):
@@ -76,9 +78,9 @@ def _check_micro_gradients(training: Training) -> None:
 def _check_targets(config: MonitorConfig, training: Training) -> None:
     stages = [(p.name, p.stage) for p in training.parameters] + [(m.name, m.stage) for m in training.modules]
     names = [name for name, _ in stages]
-    for target in config.targets:
+    for key, target in [("targets", one) for one in config.targets] + [("exclude", one) for one in config.exclude]:
         if not any(chosen(name, [target], stage) for name, stage in stages):
-            raise ConfigError(f"targets: {target!r} names no module or parameter of the model; {advice(target, names)}")
+            raise ConfigError(f"{key}: {target!r} names no module or parameter of the model; {advice(target, names)}")
 
 
 def _is_compiled(training: Training) -> bool:

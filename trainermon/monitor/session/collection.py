@@ -62,8 +62,12 @@ class TapCollection:
 
     def __init__(self, context: TapContext, config: MonitorConfig) -> None:
         training, collector, steps, guard = context.training, context.collector, context.steps, context.guard
-        indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets, p.stage)]
-        modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
+        indices = [
+            i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets, p.stage, config.exclude)
+        ]
+        modules = [
+            m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage, config.exclude)
+        ]
         self._config = config
         self._context = context
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)

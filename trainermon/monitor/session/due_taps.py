@@ -68,8 +68,8 @@ class DueTaps:
         """Return about how many rows a collected step will have: parameters exactly, activations by module count."""
         config, per_step = self._config, 0
         training, num_micro_steps = self.context.training, self.context.num_micro_steps
-        parameters = sum(chosen(p.name, config.targets) for p in training.parameters)
-        modules = sum(config.all_xy or chosen(m.name, config.targets) for m in training.modules)
+        parameters = sum(chosen(p.name, config.targets, exclude=config.exclude) for p in training.parameters)
+        modules = sum(config.all_xy or chosen(m.name, config.targets, exclude=config.exclude) for m in training.modules)
         per_step += config.wg_distribution * (2 + config.monitor_mbs_grad * num_micro_steps)
         per_step += 2 * config.param_distribution + 2 * config.mv_distribution + config.ur_distribution
         directions = 2 - (config.forward_only or config.backward_only)

@@ -149,7 +149,7 @@ def write_agent_settings(
         outputs=OutputConfig(**{**config.output_fields(), "influxdb": influxdb, "pushgateway": gateway}),
         alert=config.alert,
         hang=config.hang,
-        watches_all_parameters=not config.targets,
+        watches_all_parameters=not (config.targets or config.exclude),
         world_size=coordinates.world_size,
         config_file=str(edits.absolute()) if edits else None,
         config_mtime_ns=edits.stat().st_mtime_ns if edits else 0,

@@ -60,7 +60,7 @@ class FeatureTaps:
             found = [m for m in modules if (is_all and matrix_of(m.module) is not None) or _is_named(m, names or ())]
             self._features += [make(module, collector, steps) for module in found]
         for module in modules:
-            if chosen(module.name, config.targets, module.stage):
+            if chosen(module.name, config.targets, module.stage, config.exclude):
                 if is_router(module.module):
                     self._features.append(LoadFeature(module, collector, steps))
                 if has_fp8(module.module):
