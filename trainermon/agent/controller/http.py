@@ -16,8 +16,10 @@ from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.metrics import render_metrics
 from trainermon.agent.controller.overview import describe_escalations, describe_job
 from trainermon.agent.web.access import TokenAccess
+from trainermon.agent.web.answers import json_answer, metrics_answer, refuse
 from trainermon.agent.web.guard import Application, RequestGuard
-from trainermon.agent.web.http import add_page, json_answer, metrics_answer, parse_json, refuse
+from trainermon.agent.web.http import parse_json
+from trainermon.agent.web.page import add_page
 from trainermon.agent.web.runbooks import add_runbooks
 from trainermon.core.errors import TrainermonError
 
