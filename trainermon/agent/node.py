@@ -15,8 +15,10 @@ from trainermon.agent.orders.findings import FindingDesk
 from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
 from trainermon.agent.self_metrics import AgentMetrics
 from trainermon.agent.turn.faults import TurnFaults
+from trainermon.agent.web.curves import StoredCurves
 from trainermon.agent.web.findings import RunFindings
 from trainermon.agent.web.overview import RunOverview
+from trainermon.exporters.store.curves import CurveQuery
 
 
 class RunNode:
@@ -50,6 +52,7 @@ class RunNode:
             parts.place, alerts=alerting.book, dumps=orders.dumps, plain=alerting.plain, executor=executor
         )
         self._graphs = DumpGraphs(parts.place.run_dir, orders.dumps, executor=executor)
+        self._curves = StoredCurves(parts.place.run_dir, node=parts.place.node, flush=flush)
         self._history = parts.views.history
         self._checksums = parts.checksums
         self._metrics = AgentMetrics(parts, faults)
@@ -85,6 +88,14 @@ class RunNode:
         More steps than `columns` are merged.
         """
         return self._history.ranks(quantity, columns)
+
+    async def curve(self, query: CurveQuery) -> bytes:
+        """Return a row of a heat map as lines over all steps, in the page's binary format."""
+        return await self._curves.curve(query)
+
+    async def curve_table(self, query: CurveQuery) -> bytes:
+        """Return the same steps as CSV, with all moments."""
+        return await self._curves.curve_table(query)
 
     def alerts(self) -> list[dict[str, Any]]:
         """Return every alert of the run in its last state, as mappings ready for JSON."""

@@ -12,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.web.answers import json_answer
+from trainermon.agent.web.curves import CurveInterface, add_curves
 from trainermon.agent.web.graphs import GraphInterface, add_graphs
 from trainermon.agent.web.runbooks import add_runbooks
 
@@ -22,7 +23,7 @@ MAX_COLUMNS = 4000
 PAGE = "index.html"
 
 
-class PageInterface(GraphInterface, Protocol):
+class PageInterface(CurveInterface, GraphInterface, Protocol):
     """What the page of a run asks for; every method returns at once unless it is a coroutine.
 
     `feed` sends events to open pages.
@@ -84,10 +85,11 @@ def add_page(app: FastAPI, page_file: str, *packages: str) -> None:
 
 
 def add_reading(app: FastAPI, node: PageInterface) -> None:
-    """Answer what the page of a run asks for: data, reports, graphs, runbooks and events."""
+    """Answer what the page of a run asks for: data, curves, reports, graphs, runbooks and events."""
     _add_data(app, node)
     _add_findings(app, node)
     _add_events(app, node)
+    add_curves(app, node)
     add_graphs(app, node)
     add_runbooks(app)
 

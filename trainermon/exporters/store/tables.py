@@ -8,6 +8,7 @@ change of an alert's state.
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -64,15 +65,25 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     Raises:
         StoreError: The directory does not exist or a segment is of another format.
     """
-    if not run_dir.is_dir():
-        raise StoreError(f"{run_dir}: no such run directory")
-    connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
+    connection = open_stats(run_dir, memory_bytes=memory_bytes)
     connection.execute(f"SET threads = {threads:d}")
-    last = _view(connection, run_dir, "all_stats")
-    connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {last}")
     connection.execute(f"CREATE VIEW steps AS {STEPS}")
     connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
     _create_alerts(connection, sorted(run_dir.glob("nodes/*/alerts.jsonl")))
+    return connection
+
+
+def open_stats(run_dir: Path, *, node: str = "*", memory_bytes: int = 256 << 20) -> duckdb.DuckDBPyConnection:
+    """Return a database with the views `stats` and `all_stats` alone, of one node or of all; otherwise as `open_run`.
+
+    Raises:
+        StoreError: The directory does not exist or a segment is of another format.
+    """
+    if not run_dir.is_dir():
+        raise StoreError(f"{run_dir}: no such run directory")
+    connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
+    last = _view(connection, run_dir, "all_stats", node=node)
+    connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {last}")
     return connection
 
 
@@ -88,8 +99,10 @@ def add_run(connection: duckdb.DuckDBPyConnection, run_dir: Path, view: str) -> 
     connection.execute(f"CREATE VIEW {view} AS SELECT * FROM all_{view} WHERE {last}")
 
 
-def _view(connection: duckdb.DuckDBPyConnection, run_dir: Path, name: str) -> str:
-    """Create a view of all rows of the run; returns the SQL condition on those that no later attempt has repeated.
+def _view(connection: duckdb.DuckDBPyConnection, run_dir: Path, name: str, *, node: str = "*") -> str:
+    """Create a view of all rows of the run, or of one node.
+
+    Returns the SQL condition on those that no later attempt has repeated.
 
     That an agent merges a segment into another one between being listed and being read is no fault: they are listed
     again.
@@ -100,7 +113,8 @@ def _view(connection: duckdb.DuckDBPyConnection, run_dir: Path, name: str) -> st
     import duckdb
 
     for remaining in reversed(range(_LISTINGS)):
-        listed = [segment.path for node in sorted(run_dir.glob("nodes/*/segments")) for segment in cover(node)]
+        folders = sorted(run_dir.glob(f"nodes/{node if node == '*' else glob.escape(node)}/segments"))
+        listed = [segment.path for folder in folders for segment in cover(folder)]
         try:
             segments = _readable(connection, listed)
             connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT *, {_DERIVED} FROM {scan(segments)}")

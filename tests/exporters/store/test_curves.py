@@ -1,0 +1,146 @@
+"""Curves hold what the store holds: numpy over the tensors themselves and DuckDB's own SQL are the truth."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.exporters.recorded_run import BAD_STEP, FEATURE, GRADIENTS, commit, tensors_of
+from trainermon.core.derived import DERIVED
+from trainermon.core.errors import QueryError, StoreError
+from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+from trainermon.exporters.store.query import run_query
+
+NUM_STEPS = 12
+RANKS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run: Path = tmp_path_factory.mktemp("run")
+    segments = run / "nodes" / "host-a" / "segments"
+    segments.mkdir(parents=True)
+    commit(segments, range(NUM_STEPS // 2))
+    commit(segments, range(NUM_STEPS // 2, NUM_STEPS))
+    return run
+
+
+def grad(number: int, **changes: object) -> CurveQuery:
+    return CurveQuery(heat_map="grad_reduced", row=GRADIENTS[number].label, **changes)  # type: ignore[arg-type]
+
+
+def elements(number: int, step: int, ranks: tuple[int, ...] = RANKS) -> np.ndarray:
+    return np.concatenate([tensors_of(rank, step)[GRADIENTS[number]].ravel() for rank in ranks])
+
+
+def test_a_line_is_what_numpy_makes_of_the_tensors(run_dir: Path) -> None:
+    curve = read_curve(run_dir, grad(1))
+    (line,) = curve.lines
+
+    assert line.rank is None
+    assert curve.stride == 1
+    assert line.steps.tolist() == list(range(NUM_STEPS))
+    for at, step in enumerate(range(NUM_STEPS)):
+        values = elements(1, step)
+        finite = values[np.isfinite(values)]
+        np.testing.assert_allclose(line.mean[at], np.sqrt(np.mean(finite**2)), rtol=1e-12)
+        assert line.nonfinite[at] == (2 if step == BAD_STEP else 0)
+    assert (line.low == line.high).all()
+
+
+def test_each_rank_has_a_line_of_its_own(run_dir: Path) -> None:
+    curve = read_curve(run_dir, grad(0, statistic="max", by_rank=True))
+
+    assert [line.rank for line in curve.lines] == list(RANKS)
+    for line in curve.lines:
+        assert line.rank is not None
+        expected = [elements(0, step, (line.rank,)).max() for step in range(NUM_STEPS)]
+        np.testing.assert_array_equal(line.high, expected)
+
+
+@pytest.mark.parametrize("statistic", DERIVED)
+def test_every_statistic_is_that_of_the_store(run_dir: Path, statistic: str) -> None:
+    sql = {"absmax": "greatest(abs(min), abs(max))"}.get(statistic, statistic)
+    where = f"kind = 'grad_reduced' AND name = '{GRADIENTS[2].name}' AND rank = 1"
+    truth = run_query(run_dir, f"SELECT ({sql})::DOUBLE FROM stats WHERE {where} ORDER BY step").rows
+
+    line = read_curve(run_dir, grad(2, statistic=statistic, by_rank=True)).lines[1]
+
+    np.testing.assert_allclose(line.mean, [value for (value,) in truth], rtol=1e-12)
+
+
+def test_no_peak_and_no_nonfinite_element_is_lost_where_steps_share_a_point(run_dir: Path) -> None:
+    exact = read_curve(run_dir, grad(1)).lines[0]
+    curve = read_curve(run_dir, grad(1, points=4))
+    (line,) = curve.lines
+
+    assert curve.stride == 3
+    assert line.steps.tolist() == [0, 3, 6, 9]
+    for at, first in enumerate(range(0, NUM_STEPS, 3)):
+        of_point = exact.mean[first : first + 3]
+        assert (line.low[at], line.high[at]) == (of_point.min(), of_point.max())
+        np.testing.assert_allclose(line.mean[at], of_point.mean())
+    assert line.nonfinite.sum() == 2
+
+
+def test_only_the_steps_that_were_asked_for(run_dir: Path) -> None:
+    (line,) = read_curve(run_dir, grad(1, first=4, last=7)).lines
+
+    assert line.steps.tolist() == [4, 5, 6, 7]
+    assert read_curve(run_dir, grad(1, first=100)).lines == []
+
+
+def test_a_feature_is_a_row_too(run_dir: Path) -> None:
+    query = CurveQuery(heat_map="feature/attention_entropy", row="h.0.attn", statistic="mean", by_rank=True)
+    line = read_curve(run_dir, query).lines[0]
+
+    expected = [tensors_of(0, step)[FEATURE].mean() for step in range(NUM_STEPS)]
+    np.testing.assert_allclose(line.mean, expected, rtol=1e-9)
+
+
+def test_the_table_has_every_digit_of_the_store(run_dir: Path) -> None:
+    table = list(csv.DictReader(io.StringIO(read_table(run_dir, grad(1, by_rank=True)).decode())))
+    names = ("min", "max", "sum", "sum_sq", "rms", "nans", "infs")
+    sql = (
+        f"SELECT step, rank, {', '.join(names)} FROM stats WHERE kind = 'grad_reduced' AND name = '{GRADIENTS[1].name}'"
+    )
+    truth = run_query(run_dir, f"{sql} ORDER BY step, rank").rows
+
+    assert len(table) == len(truth) == 2 * NUM_STEPS
+    for row, expected in zip(table, truth, strict=True):
+        assert (int(row["step"]), int(row["rank"])) == expected[:2]
+        assert [float(row[name]) for name in names] == [float(value) for value in expected[2:]]
+
+
+def test_a_row_that_there_is_not_is_an_error_that_says_so(run_dir: Path) -> None:
+    with pytest.raises(QueryError, match=r"'no\.such' is no row of 'grad_reduced'"):
+        read_curve(run_dir, CurveQuery(heat_map="grad_reduced", row="no.such"))
+    with pytest.raises(QueryError, match="unknown statistic 'worst'"):
+        grad(0, statistic="worst")
+    with pytest.raises(StoreError, match="no such run directory"):
+        read_curve(run_dir / "gone", grad(0))
+
+
+def test_hostile_names_are_only_text(run_dir: Path) -> None:
+    with pytest.raises(QueryError, match="no row"):
+        read_curve(run_dir, CurveQuery(heat_map="x' OR '1'='1", row="'); DROP VIEW stats; --\0"))
+
+
+def test_the_binary_format_says_what_the_lines_are(run_dir: Path) -> None:
+    query = grad(1, by_rank=True)
+    curve = read_curve(run_dir, query)
+    content = encode_curve(curve, query)
+
+    size = int.from_bytes(content[:4], "little")
+    header = json.loads(content[4 : 4 + size])
+    assert (4 + size) % 8 == 0
+    assert header["lines"] == [{"rank": rank, "size": NUM_STEPS} for rank in RANKS]
+    columns = np.frombuffer(content, "<f8", offset=4 + size).reshape(2, 5, NUM_STEPS)
+    np.testing.assert_array_equal(columns[1][3], curve.lines[1].mean)
+    assert not math.isnan(columns[1][4].sum())
