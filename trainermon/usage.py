@@ -80,6 +80,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "rl digest": (
         ("trainermon rl digest model.safetensors -o rl_out --version 12", "what a trainer sent, from its file"),
     ),
+    "rl align": (
+        ("trainermon rl align trainer_dump engine_dump -o aligned", "the module in which trainer and engine part"),
+    ),
     "rl config": (("trainermon rl config train.log train.log", "settings that matter to rollouts come first"),),
     "anomalies": (("trainermon anomalies anomaly_detected", "those of all ranks, in the order of a step"),),
     "rules list": (("trainermon rules list", "the built-in rules"),),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
+from tests.analysis.rl.fused_engine import LlamaForCausalLM, dump, new_policy, prefill, trained_batch
 from tests.rl.policies import Step
 from trainermon import rl
 from trainermon.cli import main
@@ -30,6 +32,12 @@ def folder(tmp_path_factory):
     for name, value in (("good", 1.0), ("bad", 2.0)):
         rl.StageRecorder(folder / name / "stages").save({"prompt": np.ones(3), "response": np.full(3, value)})
         (folder / f"{name}.log").write_text(f"  rollout_temperature ....... {value}\n")
+    policy = new_policy()
+    engine = LlamaForCausalLM(policy)
+    with torch.no_grad():
+        engine.model.layers[1].self_attn.o_proj.weight.mul_(1.25)
+    dump(folder / "trainer_dump", policy, **trained_batch())
+    dump(folder / "engine_dump", engine, **prefill())
     save_file({"weight": np.ones((3, 2), np.float32)}, folder / "model.safetensors")
     return folder
 
@@ -44,3 +52,16 @@ def test_a_command_runs_as_it_is_written(line, folder, monkeypatch, capsys):
 
     assert main(shlex.split(line)[1:]) == 0
     assert capsys.readouterr().out
+
+
+def test_the_command_that_aligns_prints_what_the_page_shows(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    block = PAGE.split("## Module by module")[1].split("```console\n$ ")[1].split("```")[0]
+    line, *shown = block.splitlines()
+
+    assert main(shlex.split(line)[1:]) == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    beginning, end = shown[: shown.index("…")], shown[shown.index("…") + 1 :]
+    assert printed[: len(beginning)] == beginning
+    assert printed[-len(end) :] == end

@@ -13,6 +13,9 @@ Neither an RL framework nor torch is imported; tensors and numpy arrays both wor
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from trainermon.rl import names
 from trainermon.rl.causes import Limits
 from trainermon.rl.digest import TensorDigest, WeightDigest, digest_tensors
@@ -20,6 +23,9 @@ from trainermon.rl.holding import hold
 from trainermon.rl.stages import StageRecorder, stored_stages
 from trainermon.rl.values import Cause, Report, Sampling, Verdict, WeightCheck
 from trainermon.rl.watch import Watch
+
+if TYPE_CHECKING:
+    from trainermon.analysis.rl.align import align
 
 __all__ = [
     "Cause",
@@ -32,8 +38,15 @@ __all__ = [
     "Watch",
     "WeightCheck",
     "WeightDigest",
+    "align",
     "digest_tensors",
     "hold",
     "names",
     "stored_stages",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "align":  # reads dumps, which no training needs: imported when it is asked for
+        return importlib.import_module("trainermon.analysis.rl.align").align
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`trainermon rl`: reports of a watch, stages of two runs, digests of weights, settings in two logs."""
+"""`trainermon rl`: reports of a watch, stages, dumps and settings of two sides, digests of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from trainermon.analysis.compare.summary import render_text, summarise
+from trainermon.analysis.rl.align import align
 from trainermon.analysis.rl.checkpoint_digest import digest_checkpoint
+from trainermon.analysis.rl.engine_names import NAMES
 from trainermon.analysis.rl.logged_settings import compare_settings, read_settings
 from trainermon.analysis.rl.page import render_page
 from trainermon.analysis.rl.screen import screen_of_run, screen_of_settings, screen_of_stages
@@ -45,11 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     digest.add_argument("--version", type=int, required=True, dest="number", help="the version that these weights are")
     digest.add_argument("--engine", default="", help="an engine holds them (default: the trainer sent them)")
     digest.add_argument("--dtype", default="", help="cast floating-point tensors first, as bfloat16; needs torch")
+    _add_align(actions.add_parser("align", help="compare a trainer's dump with an engine's, of the prompts' tokens"))
     config = actions.add_parser("config", help="compare the settings in two logs or files of settings")
     config.add_argument("run", type=Path, help="a log of verl, slime, OpenRLHF, Megatron …, or a json or yaml file")
     config.add_argument("other", type=Path, help="the one to hold it against")
     config.add_argument("--json", action="store_true", help="print JSON instead of the screen")
     config.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if they differ")
+
+
+def _add_align(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trainer", type=Path, help="a dump with tensors (level L0 or mix) of a forward of the trainer")
+    parser.add_argument("engine", type=Path, help="one of the engine's prefill of the same prompts, no prefix cache")
+    parser.add_argument("--names", choices=NAMES, default="hf-vllm", help="whose module names (default: %(default)s)")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="gets target, golden, match.yaml"
+    )
+    parser.add_argument(
+        "--lengths", type=_numbers, metavar="N,N,…", help="of the engine's prompts, where its dump has no positions"
+    )
+    parser.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if a module is to blame")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -60,7 +77,9 @@ def main(args: argparse.Namespace) -> int:
         CheckpointError: A checkpoint cannot be read.
         ConfigError: An argument is wrong.
     """
-    return {"show": _show, "compare": _compare, "digest": _digest, "config": _config}[args.action](args)
+    return {"show": _show, "compare": _compare, "digest": _digest, "align": _align, "config": _config}[args.action](
+        args
+    )
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -117,6 +136,30 @@ def _digest(args: argparse.Namespace) -> int:
     side = f"held by {args.engine}" if args.engine else "sent"
     _print([f"{len(tensors)} tensors of {args.checkpoint}, {side} as version {args.number}: {args.output / 'weights'}"])
     return 0
+
+
+def _align(args: argparse.Namespace) -> int:
+    found = align(args.trainer, args.engine, names=args.names, output=args.output, lengths=args.lengths)
+    comparison = found.compare()
+    match = f" --match {found.match}" if found.match else ""
+    _print(
+        [
+            f"{sum(found.lengths):,} tokens of {len(found.lengths)} prompts, {found.modules} modules by one name",
+            "",
+            *render_text([summarise(comparison)]).splitlines(),
+            "",
+            f"more: trainermon compare {found.target} {found.golden}{match}",
+            f"      trainermon graph {found.target} {found.golden}{match}",
+        ]
+    )
+    return DIFFERS if args.exit_code and comparison.blamed else 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected numbers with commas between") from None
 
 
 def _config(args: argparse.Namespace) -> int:
