@@ -95,6 +95,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "dashboards write": (("trainermon dashboards write grafana", "as files, for provisioning"),),
     "export": (("trainermon export run --format csv", "what a run has stored, in another form"),),
     "convert csv2tensorboard": (("trainermon convert csv2tensorboard run/csv -o events", "event files"),),
+    "convert mindformers": (
+        ("trainermon convert mindformers norms -o tables", "what MindFormers' monitor has left, as csv files"),
+    ),
     "convert csv2db": (("trainermon convert csv2db run/csv --db trends", "a database"),),
     "node": (("trainermon node --spool /var/spool/trainermon", "for a systemd unit, a sidecar or a prolog"),),
     "agent": (("trainermon agent /var/tmp/trainermon-1000/run", "store what an agent that was killed left behind"),),

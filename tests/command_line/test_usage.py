@@ -39,6 +39,9 @@ def folder(tmp_path_factory):
     (folder / "anomaly_detected/rank0").mkdir(parents=True)
     (folder / "anomaly_detected/rank0/anomaly.json").write_text("{}")
     shutil.copy(Path(usage.__file__).with_name("alerts") / "default_rules.yaml", folder / "rules.yaml")
+    (folder / "norms/rank_0").mkdir(parents=True)
+    for name in ("local_loss_float32_0", "finish_step_float32_1"):
+        np.save(folder / f"norms/rank_0/{name}.npy", np.ones(1, np.float32))
     (folder / "train.py").write_text("print('trained')\n")
     (folder / "train.log").write_text("  rollout_temperature ..... 1.0\n")
     write_rollouts(folder / "rl_out")

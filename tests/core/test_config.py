@@ -53,7 +53,7 @@ REFUSED = [
     ({"format": ["csv", "infuxdb"]}, r"format\[1\]: found 'infuxdb', which nothing writes; did you mean 'influxdb'\?"),
     (
         {"format": "comet"},
-        r"found 'comet', which nothing writes; expected one of api, csv, influxdb, mlflow, null, pushgateway",
+        r"found 'comet', which nothing writes; expected one of api, csv, influxdb, mindformers, mlflow, null",
     ),
     ({"format": ["influxdb"]}, "format names influxdb, but influxdb.url is not set"),
     ({"influxdb": {"url": "tcp://x"}}, "influxdb.url: found 'another one', expected http://host:port or https"),

@@ -49,7 +49,7 @@ def test_another_package_registers_a_form(tmp_path, monkeypatch):
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones(tmp_path):
-    known = "api, csv, influxdb, mlflow, null, pushgateway, tensorboard, wandb"
+    known = "api, csv, influxdb, mindformers, mlflow, null, pushgateway, tensorboard, wandb"
     with pytest.raises(ConfigError, match=f"format: found 'cvs', expected one of {known}"):
         make_exporter("cvs", ExportSettings(run_dir=tmp_path))
 

@@ -67,7 +67,7 @@ def test_an_interrupted_conversion_leaves_what_was_there(folder, tmp_path, monke
     def interrupt(self, *_more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainermon.msprobe.tensorboard.EventFile.add", interrupt)
+    monkeypatch.setattr("trainermon.exporters.event_files.EventFile.add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run("csv2tensorboard", folder, "-o", tmp_path)
 

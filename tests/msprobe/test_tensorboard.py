@@ -94,12 +94,15 @@ def test_numbers_of_the_step_are_drawn_as_they_are(tmp_path, ops):
 
 
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "trainermon.msprobe.tensorboard", raising=False)
+    modules = ("trainermon.msprobe.tensorboard", "trainermon.exporters.event_files")
+    for module in modules:
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
 
     with pytest.raises(ConfigError, match=r"need the package tensorboard.*pip install tensorboard"):
         make_exporter("tensorboard", ExportSettings(run_dir=tmp_path))
-    sys.modules.pop("trainermon.msprobe.tensorboard", None)
+    for module in modules:
+        sys.modules.pop(module, None)
 
 
 def test_the_series_are_those_of_the_run():

@@ -35,6 +35,9 @@ TOKENS_SERIES = "tokens"
 TOKENS_PER_SECOND_SERIES = "tokens_per_second"
 """`Kind.STEP`: the recorded tokens of this rank over the duration of the step."""
 
+SAMPLES_SERIES = "samples"
+"""`Kind.STEP`: samples of this rank's share of the step, as the script records them."""
+
 LEARNING_RATE_SERIES = "learning_rate"
 """`Kind.STEP`: learning rate of a parameter group; the slot is the group's number."""
 

@@ -135,6 +135,7 @@ BUILT_IN: Mapping[str, str] = {
     "pushgateway": "trainermon.exporters.prometheus.pushgateway:PushgatewayExporter",
     "wandb": "trainermon.exporters.trackers.weights_and_biases:WandbExporter",
     "mlflow": "trainermon.exporters.trackers.mlflow_runs:MlflowExporter",
+    "mindformers": "trainermon.mindformers.exporter:MindFormersExporter",
     "null": "trainermon.exporters.export:NullExporter",
 }
 IN_PROCESS = frozenset({"api"})

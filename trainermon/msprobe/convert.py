@@ -1,4 +1,4 @@
-"""`trainermon convert`: csv files of msprobe's form into event files for TensorBoard, or into a database."""
+"""`trainermon convert`: csv files of msprobe's form into event files or a database; what MindFormers left into csv."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trainermon.core.naming import SCALARS
 from trainermon.core.strict import shown
 from trainermon.core.terminal.interrupts import end_workers, leave_interrupts
 from trainermon.core.terminal.progress import ProgressBar, counted
+from trainermon.mindformers import convert as mindformers
 from trainermon.msprobe.csv_files import TIME_FORMAT
 from trainermon.msprobe.csv_tables import KINDS, CsvTableRow, rank_folders, read_tables
 from trainermon.msprobe.trend_database import FILE, write_database
@@ -75,7 +76,7 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
 
 
 def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
-    from trainermon.msprobe.tensorboard import EventFile
+    from trainermon.exporters.event_files import EventFile
 
     steps: dict[str, dict[int, list[CsvTableRow]]] = {}
     for kind, rows in read_tables(folder, kinds):
@@ -125,6 +126,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_subparsers(dest="form", required=True, metavar="FORM")
     events = forms.add_parser("csv2tensorboard", help="event files, one folder per rank and kind")
     database = forms.add_parser("csv2db", help=f"a SQLite database {FILE}, as `msprobe data2db` writes it")
+    left = forms.add_parser("mindformers", help="csv files of what MindFormers' monitor has left, for the other two")
+    left.add_argument("folder", type=Path, help="folder of folders rank_0, rank_1 …: dump_path, or tensorboard_dir")
+    left.add_argument("-o", "--output", type=Path, required=True, help="where to write; as FOLDER of the other forms")
     for form in (events, database):
         form.add_argument("folder", type=Path, help="folder of the ranks' folders: <run>/csv, or msprobe's output")
         form.add_argument("--start", metavar="TIME", help="earliest start of a folder, as Dec03_21-34-40")
@@ -152,6 +156,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> list[str]:
+    if arguments.form == "mindformers":
+        return [f"{written}\n" for written in mindformers.convert(arguments.folder, arguments.output)]
     if arguments.form == "csv2tensorboard":
         written = csv2tensorboard_by_step(
             arguments.folder,

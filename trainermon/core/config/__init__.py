@@ -10,6 +10,7 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 | `outputs` | the same of the forms that a run is written in |
 | `run` | what of it the agent of a node is told |
 | `msprobe` | what is different in a file that was written for msprobe, first or second version |
+| `mindformers` | what is different in a training file of MindFormers |
 | `dynamic` | when a configuration is followed, and when it waits |
 | `reading` | how a file becomes a configuration |
 """
@@ -20,6 +21,7 @@ from trainermon.core.config.outputs import (
     ENTRY_POINTS,
     FORMATS,
     InfluxDBConfig,
+    MindFormersConfig,
     MlflowConfig,
     OutputConfig,
     PushgatewayConfig,
@@ -55,6 +57,7 @@ __all__ = [
     "HangConfig",
     "InfluxDBConfig",
     "L2Targets",
+    "MindFormersConfig",
     "MlflowConfig",
     "MonitorConfig",
     "OutputConfig",

@@ -21,6 +21,7 @@ FORMATS: Mapping[str, str | None] = MappingProxyType(
         "api": None,
         "csv": None,
         "influxdb": "influxdb_client",
+        "mindformers": "tensorboard",
         "mlflow": "mlflow",
         "null": None,
         "pushgateway": "prometheus_client",
@@ -28,7 +29,10 @@ FORMATS: Mapping[str, str | None] = MappingProxyType(
         "wandb": "wandb",
     }
 )
-"""Names that trainermon itself knows, and the package that each needs beside it; the extra has the name of the form."""
+"""Names that trainermon itself knows, and the package that each needs beside it, which is also the name of an extra."""
+
+EVENT_FORMS = ("tensorboard", "log")
+"""Where `format: mindformers` writes a metric: event files, lines of text."""
 
 ENTRY_POINTS = "trainermon.exporters"
 """Group of the entry points by which other packages register further names."""
@@ -158,12 +162,42 @@ class MlflowConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MindFormersConfig:
+    """What `format: mindformers` writes beside loss, norm, rates and times: `tensorboard`, `log`, or both, of each.
+
+    Attributes:
+        local_norm: Norm of each parameter's gradient on this rank.
+        device_local_norm: Norm of all of them together.
+        local_loss: Loss of this rank: of each micro step in the log, their mean in event files.
+        device_local_loss: Mean of this rank's losses in the step.
+        optimizer_state: Norms of each parameter's moments.
+        weight_state: Norm of all parameters together.
+        throughput_baseline: Samples per second and device that count as 1 in `throughput_linearity`; 0: none.
+    """
+
+    local_norm: tuple[str, ...] = ()
+    device_local_norm: tuple[str, ...] = ()
+    local_loss: tuple[str, ...] = ()
+    device_local_loss: tuple[str, ...] = ()
+    optimizer_state: tuple[str, ...] = ()
+    weight_state: tuple[str, ...] = ()
+    throughput_baseline: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self)[:-1]:
+            for index, form in enumerate(getattr(self, field.name)):
+                require(form in EVENT_FORMS, f"mindformers.{field.name}[{index}]", form, "tensorboard or log")
+        baseline = self.throughput_baseline
+        require(baseline >= 0, "mindformers.throughput_baseline", baseline, "samples per second and device, 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """In which forms a run is written beside its store.
 
     Attributes:
         format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `pushgateway`,
-            `wandb`, `mlflow`, `api`, or what another package registers; a name or a list of names.
+            `wandb`, `mlflow`, `mindformers`, `api`, or what another package registers; a name or a list of names.
         ops: Statistics that `format` writes; `shape` and `dtype` always are.
         ndigits: Significant digits in csv files, 1 to 20.
         step_count_per_record: Steps per csv file.
@@ -172,6 +206,7 @@ class OutputConfig:
         pushgateway: Where `format: pushgateway` pushes metrics.
         wandb: What `format: wandb` tells Weights & Biases.
         mlflow: What `format: mlflow` tells MLflow.
+        mindformers: What `format: mindformers` writes.
     """
 
     format: tuple[str, ...] = ()
@@ -183,6 +218,7 @@ class OutputConfig:
     pushgateway: PushgatewayConfig = PushgatewayConfig()
     wandb: WandbConfig = WandbConfig()
     mlflow: MlflowConfig = MlflowConfig()
+    mindformers: MindFormersConfig = MindFormersConfig()
 
     def output_fields(self) -> dict[str, Any]:
         """Return the keys and values of `OutputConfig` alone, also of a subclass that has more."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainermon.core.config.msprobe import translated
+from trainermon.core.config import mindformers, msprobe
 from trainermon.core.config.schema import MonitorConfig
 from trainermon.core.documents import read_document
 from trainermon.core.errors import ConfigError
@@ -45,7 +45,8 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]
     Raises:
         ConfigError: A key is unknown, wrong or at odds with another.
     """
-    wanted, notes = translated(raw)
+    translate = mindformers.translated if mindformers.is_for_mindformers(raw) else msprobe.translated
+    wanted, notes = translate(raw)
     return build(MonitorConfig, wanted, ""), notes
 
 

@@ -1,0 +1,1 @@
+"""Files and tags of MindFormers' online monitor."""
