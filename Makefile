@@ -15,6 +15,8 @@ CUDA_VENV := .venv-cuda
 CUDA_READY := $(CUDA_VENV)/.ready
 TRL_VENV := .venv-trl
 TRL_READY := $(TRL_VENV)/.ready
+MINDSPORE_VENV := .venv-mindspore
+MINDSPORE_READY := $(MINDSPORE_VENV)/.ready
 # What is there already serves the demo, too.
 DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_READY := $(DEMO_VENV)/.ready
@@ -29,7 +31,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
+.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -63,6 +65,13 @@ $(LIGHT_READY): requirements/light.lock requirements/base.lock pyproject.toml
 $(TRL_READY): $(INSTALLED) requirements/dev.lock requirements/trl.lock
 	$(call install,$(TRL_VENV),env,trl)
 
+# Without torch, and with the compiled library, as users of MindSpore have it.
+$(MINDSPORE_READY): requirements/mindspore.lock pyproject.toml setup.py $(KERNELS)
+	$(PYTHON) -m venv $(MINDSPORE_VENV)
+	$(MINDSPORE_VENV)/bin/pip $(LOCKED) -r requirements/mindspore.lock
+	$(MINDSPORE_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
 # With node and npm as the machine has them, else from a package of Python.
 $(JS_READY): package.json package-lock.json requirements/node.lock | $(READY)
 	command -v npm > /dev/null || $(BIN)/pip $(LOCKED) -r requirements/node.lock
@@ -85,25 +94,29 @@ demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it expl
 
 # Bytecode is kept, whatever the environment says: the hundreds of processes of the tests would each compile the package.
 test: $(READY) ## run the test suite, two files side by side; `make test WORKERS=4` runs four
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow and not mindspore" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)
 
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
-	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
+	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow and not mindspore" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
 
 # What starts ranks or servers has processes of its own, which know of no order.
 test-random: $(READY) ## all tests of one process in random order; the seed is printed; `make test-random TESTS=tests/core` runs some
-	$(BIN)/pytest -q --random-order -m "not distributed and not server and not slow and not gpu" $(TESTS)
+	$(BIN)/pytest -q --random-order -m "not distributed and not server and not slow and not gpu and not mindspore" $(TESTS)
 
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
-	$(BIN)/pytest -m slow --timeout 1800
+	$(BIN)/pytest -m "slow and not mindspore" --timeout 1800
 	$(MAKE) test-cuda-build
 	$(MAKE) test-trl
+	$(MAKE) test-mindspore
 
 test-cuda-build: $(CUDA_READY) ## run hang, dump, replay and statistics tests with the torch that pip installs by default
 	$(CUDA_VENV)/bin/pytest --timeout 1800 $(CUDA_TESTS)
 
 test-trl: $(TRL_READY) ## train with TRL's own GRPOTrainer, with and without trainermon.rl
 	$(TRL_VENV)/bin/pytest -m slow --timeout 1800 tests/rl/test_trl.py
+
+test-mindspore: $(MINDSPORE_READY) ## watch trainings of MindSpore, in an environment without torch (2.9 GB)
+	$(MINDSPORE_VENV)/bin/pytest -m mindspore --timeout 900 $(wildcard tests/*/mindspore)
 
 check: $(READY) check-js ## lint, types, import contract, spelling, policy tests
 	$(BIN)/ruff format --check .
@@ -122,7 +135,7 @@ measure: $(READY) ## print how the code is built, in numbers
 
 coverage: $(READY) ## run the test suite, and print which share of lines and branches each folder has seen run
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest -m "not slow" $(TESTS)
+	$(BIN)/coverage run -m pytest -m "not slow and not mindspore" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/python -m tests.coverage_by_folder
 
@@ -206,6 +219,6 @@ image: ## build the image of agent and controller on BASE_IMAGE, run it, and sav
 	docker save trainermon:$(VERSION) | gzip > build/image/trainermon-$(VERSION).tar.gz
 
 clean: ## remove environments, caches and build products
-	rm -rf node_modules $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) $(TRL_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf node_modules $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) $(TRL_VENV) $(MINDSPORE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f trainermon/statistics/*.so

@@ -1,7 +1,9 @@
 """What holds for every test: its turn, the same search for properties everywhere, and a process left as found."""
 
 import gc
+import importlib.util
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,15 @@ from tests.process_state import changes, process_state
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", deadline=None, max_examples=2000)
 settings.load_profile("ci")
+
+
+HAS_MINDSPORE = importlib.util.find_spec("mindspore") is not None
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out what needs MindSpore where that is not installed: it is in the environment of `make test-mindspore`."""
+    folders = collection_path.relative_to(Path(__file__).parent).parts
+    return True if "mindspore" in folders and not HAS_MINDSPORE else None
 
 
 LOGGER = logging.getLogger("trainermon")

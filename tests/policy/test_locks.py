@@ -54,6 +54,17 @@ def test_what_is_installed_for_less_has_the_versions_that_are_tested(name):
     assert [pin for pin in found if pins.get(pin.partition("==")[0], pin) != pin] == []
 
 
+def test_mindspore_is_tested_with_the_same_versions_beside_it():
+    base, dev, found = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / name).read_text(), re.MULTILINE))
+        for name in ("base.lock", "dev.lock", "mindspore.lock")
+    )
+    usual = base | dev
+
+    assert "torch" not in found
+    assert {name for name, version in found.items() if usual.get(name, version) != version} == {"numpy"}
+
+
 @pytest.mark.parametrize("room", ["agent/hang", "dump", "replay", "statistics"])
 def test_what_depends_on_torchs_build_is_tested_with_both(room):
     tested = re.search(r"^CUDA_TESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()

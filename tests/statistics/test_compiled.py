@@ -14,7 +14,8 @@ import torch
 from tests.statistics.conftest import rows_by
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill
-from trainermon.statistics import compiled, library
+from trainermon.statistics import compiled, native
+from trainermon.statistics.native import NativeMoments
 
 NEEDED_FLAGS = {"x86-64": set(), "x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq"}}
 
@@ -24,7 +25,7 @@ ITEM = 65_536  # as in moments.c: one thread reads these after each other
 @pytest.fixture
 def without_library(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAINERMON_KERNEL", raising=False)
-    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     return tmp_path
 
 
@@ -65,7 +66,7 @@ def test_every_instruction_set_gives_the_right_moments(tmp_path, instructions):
     subprocess.run(
         [compiler, *flags, "-DCLONED=", f"-march={instructions}", "-shared", "-fPIC", source, "-o", library], check=True
     )
-    rows_of = rows_by(compiled._MomentsKernel(ctypes.CDLL(str(library))).moments)
+    rows_of = rows_by(compiled._MomentsKernel(NativeMoments(ctypes.CDLL(str(library)))).moments)
     tensors = [fill(pattern, 70_003, dtype=dtype, seed=2) for dtype in FLOATS for pattern in sorted(PATTERNS)]
     tensors += [fill("normal", 70_003, dtype=dtype, seed=2) for dtype in INTEGERS]
 

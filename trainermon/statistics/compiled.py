@@ -1,12 +1,9 @@
-"""The binding of moments.c: tells the compiled library where the elements of CPU tensors lie."""
+"""Where the elements of torch's CPU tensors lie, for the compiled library."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
 import operator
-import struct
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,25 +19,9 @@ from trainermon.statistics.layout import (
     plain,
     runs,
 )
-from trainermon.statistics.library import library
+from trainermon.statistics.native import KINDS, ROW_BYTES, NativeMoments, native, pack
 
-# In the order of KINDS in moments.c. A bool is an integer of one byte that is 0 or 1.
-_KIND_OF = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.float64: 3,
-    torch.int8: 4,
-    torch.int16: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.uint8: 8,
-    torch.bool: 8,
-    torch.uint16: 9,
-    torch.uint32: 10,
-    torch.uint64: 11,
-}
-_ROW_BYTES = 64
+_KIND_OF = {getattr(torch, name): kind for name, kind in KINDS.items()}
 _LISTS_KEPT = 64
 _WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are found again
 
@@ -55,20 +36,15 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
     Raises:
         ValueError: TRAINERMON_KERNEL has an unknown value.
     """
-    found = library()
+    found = native()
     return None if found is None else _MomentsKernel(found).moments
 
 
 class _MomentsKernel:
-    """The library's two functions, with the arguments that they take, and what was packed for lists seen last."""
+    """The library's functions for tensors of torch, and what was packed for lists seen last."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._moments = library.trainermon_moments
-        self._moments.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
-        self._moments.restype = ctypes.c_int64
-        self._strided = library.trainermon_moments_strided
-        self._strided.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p)
-        self._strided.restype = None
+    def __init__(self, found: NativeMoments) -> None:
+        self._native = found
         self._packed: dict[int, tuple[tuple[list[int], ...], bytes]] = {}
 
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
@@ -77,7 +53,8 @@ class _MomentsKernel:
         packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None
         if packed is None:
             packed = _pack(tensors, first_row, others)
-        missing = self._moments(packed, len(tensors), out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads())
+        address = out.data_ptr() + first_row * ROW_BYTES
+        missing = self._native.write(packed, len(tensors), address, torch.get_num_threads())
         if missing:
             raise no_memory(tensors[missing - 1])
         for row, elements, was_dense in others:
@@ -100,7 +77,7 @@ class _MomentsKernel:
         if None in kinds or not (are_plain(tensors) and all(map(_is_cpu, tensors))):
             return None
         fields = itertools.chain.from_iterable(zip(lies[0], lies[1], kinds, strict=True))
-        packed = _packer(3 * len(tensors))(*fields)
+        packed = pack(fields, len(tensors))  # type: ignore[arg-type]  # no None is among the kinds
         if len(self._packed) >= _LISTS_KEPT:
             self._packed.clear()
         self._packed[lies[0][0]] = lies, packed
@@ -118,8 +95,8 @@ class _MomentsKernel:
             return
         if tensor.numel() and not tensor.data_ptr():
             raise no_memory(tensor)
-        address = out.data_ptr() + row * _ROW_BYTES
-        self._strided(tensor.data_ptr(), kind, lies.num_runs, lies.length, lies.stride, address)
+        address = out.data_ptr() + row * ROW_BYTES
+        self._native.strided(tensor.data_ptr(), kind, lies.num_runs, lies.length, lies.stride, address)
         if lies.repeats > 1:
             fallback.repeat_row(out[row], lies.repeats)
 
@@ -136,7 +113,7 @@ def _pack(tensors: Sequence[Tensor], first_row: int, others: list[tuple[int, Ten
             dense = _dense(elements)
             fields += dense or (0, 0, 0)
             others.append((row, elements, dense is not None))
-    return _packer(len(fields))(*fields)
+    return pack(fields, len(tensors))
 
 
 def _dense(tensor: Tensor) -> tuple[int, int, int] | None:
@@ -150,8 +127,3 @@ def _dense(tensor: Tensor) -> tuple[int, int, int] | None:
     if lies is None or lies.num_runs > 1 or lies.repeats > 1:
         return None
     return tensor.data_ptr(), lies.length, kind
-
-
-@functools.lru_cache(maxsize=256)
-def _packer(num_fields: int) -> Callable[..., bytes]:
-    return struct.Struct(f"{num_fields}q").pack

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.kernel import moments
-from trainermon.statistics.library import library
+from trainermon.statistics.native import library
 
 _FLOAT32 = 0  # as in KINDS of moments.c
 

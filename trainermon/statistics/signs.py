@@ -20,7 +20,7 @@ from torch import Tensor
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.kernel import moments
 from trainermon.statistics.layout import no_memory, plain
-from trainermon.statistics.library import library
+from trainermon.statistics.native import library
 
 WORD_BITS = 64
 # In the order of KINDS in signs.c.

@@ -8,7 +8,7 @@ import io
 import mmap
 from typing import Any, NamedTuple
 
-from trainermon.statistics.library import library
+from trainermon.statistics.native import library
 
 _READ_AHEAD = 1 << 17  # bytes
 
