@@ -21,6 +21,7 @@ from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, Receive, Scope, Send
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.server import WebServer
+from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
 
 
 class FakeNode:
@@ -41,6 +42,14 @@ class FakeNode:
 
     def ranks(self, quantity: str, columns: int) -> bytes:
         return frame(self.fake.ranks, self.fake.rank_time, columns, quantity=quantity)
+
+    async def curve(self, query: CurveQuery) -> bytes:
+        if self.fake.stored is not None:
+            return encode_curve(read_curve(self.fake.stored, query), query)
+        return encode_curve(self.fake.curve(query), query)
+
+    async def curve_table(self, query: CurveQuery) -> bytes:
+        return read_table(self.fake.stored, query) if self.fake.stored is not None else b"step\n"
 
     def alerts(self) -> list[dict[str, Any]]:
         return self.fake.alerts

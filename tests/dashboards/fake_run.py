@@ -7,6 +7,7 @@ import json
 import math
 import struct
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from trainermon.analysis.diagnosis.findings import (
     RankFinding,
     RankRole,
 )
+from trainermon.core.errors import QueryError
 from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
 from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 from trainermon.exporters.heat_rows import statistics_of
+from trainermon.exporters.store.curves import Curve, CurveLine, CurveQuery
 
 MEASURES = ("global_grad_norm", "learning_rate", "clip_ratio", "loss_scale", "skipped", "tokens_per_second")
 FAULT_STEP = 1640
@@ -64,6 +67,7 @@ class Run:
         self.diagnoses: dict[str, dict[str, Any]] = {}
         self.dead: set[int] = set()
         self.kinds = ["grad_reduced", "param_updated", "actv"]
+        self.stored: Path | None = None  # a run directory: curves are read from it
         self.rank_quantities = ["step_time", "loss", "grad_norm", "lag"]
 
     @property
@@ -158,6 +162,24 @@ class Run:
             for name in names
         }
         return {"steps": list(range(1, self.num_steps + 1)), "series": series}
+
+    def curve(self, query: CurveQuery) -> Curve:
+        """Return a row of the heat map as lines, like the store: infinity is an element that was not finite."""
+        if query.row not in self.rows:
+            raise QueryError(f"{query.row!r} is no row")
+        first, last = query.first or 1, min(query.last or self.num_steps, self.num_steps)
+        values = self.heat[self.rows.index(query.row), first - 1 : last].astype(np.float64)
+        stride = max(1, math.ceil(len(values) / query.points))
+        lines = []
+        for rank in range(len(self.ranks)) if query.by_rank else [None]:
+            own = values * (1 if rank is None else 1 + 0.05 * rank)
+            padded = np.pad(own, (0, -len(own) % stride), constant_values=np.nan).reshape(-1, stride)
+            bad = np.isinf(padded)
+            padded[bad] = np.nan
+            steps = np.arange(first, first + padded.size, stride, dtype=np.float64)
+            low, high = np.fmin.reduce(padded, axis=1), np.fmax.reduce(padded, axis=1)
+            lines.append(CurveLine(rank, steps, low, high, (low + high) / 2, bad.sum(axis=1).astype(np.float64)))
+        return Curve(lines, len(lines), stride)
 
     def append(self) -> dict[str, Any]:
         """Add one ordinary step; return its event."""

@@ -67,7 +67,7 @@ def _contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable(scheme: str) -> None:
     light, _, rest = (WEB / "style.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
-    colour = _colours(light) if scheme == "light" else _colours(rest.partition("* {")[0])
+    colour = _colours(light) if scheme == "light" else _colours(rest.partition("/* The same")[0])
     tones = ("good", "info", "warning", "critical", "fatal")
 
     for text in ("ink", "muted", "accent", *tones):
@@ -80,8 +80,23 @@ def test_text_is_readable(scheme: str) -> None:
     assert _contrast(colour["nonfinite"], colour["plot"]) >= AA
 
 
+def test_the_dark_that_one_chooses_is_that_of_the_system() -> None:
+    _, _, rest = (WEB / "style.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
+    system, _, chosen = rest.partition("/* The same")
+
+    assert _colours(system) == _colours(chosen.partition("\n* {")[0])
+
+
+def test_lines_are_seen_in_both_themes() -> None:
+    light, _, rest = (WEB / "style.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
+    for colour in (_colours(light), _colours(rest)):
+        lines = [value for name, value in colour.items() if name.startswith("line-")]
+        assert len(lines) == len(set(lines)) == 8
+        assert all(_contrast(line, colour["plot"]) >= 3 for line in lines)
+
+
 def test_page_knows_what_the_agent_offers() -> None:
-    names = (WEB / "panels.js").read_text(encoding="utf-8") + (WEB / "scales.js").read_text(encoding="utf-8")
+    names = (WEB / "words.js").read_text(encoding="utf-8") + (WEB / "scales.js").read_text(encoding="utf-8")
     kinds = {kind.value for kind in Kind} - {"loss", "step", "checksum"}
 
     for name in (*kinds, *HEATMAP_STATISTICS, *DERIVED, *views.RANK_QUANTITIES):

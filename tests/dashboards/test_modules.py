@@ -60,11 +60,10 @@ def test_equal_steps_of_the_value_look_equally_large(page: Page, name: str, dark
     assert distances.min() > 0.8 * distances.max()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_lightness_falls_or_rises_with_the_value(page: Page, dark: bool) -> None:
-    lightness = oklab(call(page, "colour", "[...m.sequential(a)]", dark))[::8, 0]
+def test_bright_is_large_whatever_the_theme(page: Page) -> None:
+    lightness = oklab(call(page, "colour", "[...m.sequential()]"))[::8, 0]
 
-    assert np.all(np.diff(lightness) > 0) if dark else np.all(np.diff(lightness) < 0)
+    assert np.all(np.diff(lightness) > 0)
 
 
 def test_one_bad_cell_among_millions_keeps_its_pixel(page: Page) -> None:
@@ -148,11 +147,56 @@ def test_ticks_are_round_and_inside(page: Page, lo: float, hi: float, count: int
     assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 1e-6
 
 
-def test_ticks_of_one_axis_are_written_alike(page: Page) -> None:
-    expression = "a.map((tick) => m.formatTick(tick, Math.max(...a)))"
+@pytest.mark.parametrize(
+    ("ticks", "texts"),
+    [
+        ([0, 0.0005, 0.001], ["0", "0.0005", "0.001"]),
+        ([0, 9e-5, 1e-4], ["0", "9e-5", "1e-4"]),
+        ([1e-4, 1e-3, 1e-2], ["1e-4", "1e-3", "1e-2"]),
+        ([0.1, 1, 10], ["0.1", "1", "10"]),
+        ([10, 1e3, 1e5], ["1e+1", "1e+3", "1e+5"]),
+    ],
+)
+def test_ticks_of_one_axis_are_written_alike(page: Page, ticks: list[float], texts: list[str]) -> None:
+    assert call(page, "scales", "m.formatTicks(a)", ticks) == texts
 
-    assert call(page, "scales", expression, [0, 0.0005, 0.001]) == ["0", "0.0005", "0.001"]
-    assert call(page, "scales", expression, [0, 9e-5, 1e-4]) == ["0", "9e-5", "1e-4"]
+
+def test_the_average_is_that_of_numpy_and_skips_what_is_no_number(page: Page) -> None:
+    random = np.random.default_rng(3)
+    values: list[float | None] = random.standard_normal(50).tolist()
+    values[7] = values[30] = None
+    expected: list[float | None] = []
+    seen: list[float] = []
+    for value in values:
+        if value is None:
+            expected.append(None)
+            continue
+        seen.append(value)
+        weights = 0.9 ** np.arange(len(seen))[::-1]
+        expected.append(float(np.average(seen, weights=weights)))
+
+    found = call(page, "curves/smooth", "m.averaged(a, 0.9)", values)
+
+    assert [value is None for value in found] == [value is None for value in expected]
+    np.testing.assert_allclose([v for v in found if v is not None], [v for v in expected if v is not None], rtol=1e-9)
+
+
+def test_an_axis_without_outliers_covers_nearly_all(page: Page) -> None:
+    values = np.random.default_rng(4).standard_normal(1000)
+    values[500] = 1e6
+    low, high = call(page, "curves/smooth", "m.usual(a)", values.tolist())
+
+    assert low <= np.quantile(values, 0.01) <= np.quantile(values, 0.99) <= high < 10
+
+
+def test_search_finds_what_python_finds(page: Page) -> None:
+    names = [f"model.layers.{k}.{part}" for k in range(5000) for part in ("attn.q", "attn.k", "mlp.up", "mlp.down")]
+    query = "layers.12 MLP"
+    expected = [place for place, name in enumerate(names) if all(word in name for word in query.lower().split())]
+
+    found = call(page, "curves/search", "m.find(a.names, a.query)", {"names": names, "query": query})
+
+    assert found == {"found": expected[:50], "count": len(expected)}
 
 
 @pytest.mark.parametrize(

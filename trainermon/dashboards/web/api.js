@@ -1,7 +1,7 @@
 // The only module that talks to the agent. Addresses are relative, so the page also works behind a path prefix
 // (a notebook's proxy, an ingress).
 
-/** @import { Grid, Numeric } from "./types.js" */
+/** @import { CurveLine, Grid, Numeric, PickedRow } from "./types.js" */
 
 /**
  * JSON has no NaN: the agent sends it, and the infinities, as text.
@@ -58,6 +58,60 @@ export async function getGrid(path) {
     columns: header.columns,
     values,
   };
+}
+
+/**
+ * @param {PickedRow} picked
+ * @param {boolean} byRank
+ * @param {[number, number] | null} range
+ */
+function rowQuery({ kind, row }, byRank, range) {
+  const query = new URLSearchParams({ kind, row, ranks: byRank ? "each" : "merged" });
+  if (range) [query.set("first", String(range[0])), query.set("last", String(range[1]))];
+  return query;
+}
+
+/**
+ * @param {PickedRow} picked
+ * @param {{statistic: string, byRank: boolean, range: [number, number] | null, points: number}} choice
+ */
+export function curveAddress(picked, { statistic, byRank, range, points }) {
+  const query = rowQuery(picked, byRank, range);
+  query.set("statistic", statistic);
+  query.set("points", String(points));
+  return `api/row?${query}`;
+}
+
+/**
+ * @param {PickedRow} picked
+ * @param {boolean} byRank
+ * @param {[number, number] | null} range
+ */
+export const tableAddress = (picked, byRank, range) => `api/row.csv?${rowQuery(picked, byRank, range)}`;
+
+/**
+ * The lines of a row: five columns of float64 each, step, lowest, highest, mean, how many elements were not finite.
+ * @param {string} path
+ * @returns {Promise<CurveLine[]>}
+ */
+export async function getCurve(path) {
+  const reply = await fetch(path, { cache: "no-store" });
+  if (!reply.ok) throw new Error(await reason(reply));
+  const buffer = await reply.arrayBuffer();
+  const size = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+  // Views of float64 must begin at a multiple of 8; the header takes care of that.
+  let start = 4 + size;
+  /** @param {number} length */
+  const column = (length) => {
+    const values = new Float64Array(buffer, start, length);
+    start += 8 * length;
+    return values;
+  };
+  return header.lines.map((/** @type {{rank: number | null, size: number}} */ { rank, size: length }) => ({
+    rank, stride: header.stride, numLines: header.num_lines, name: "", colour: 0,
+    steps: column(length), low: column(length), high: column(length), mean: column(length), nonfinite: column(length),
+  }));
 }
 
 /**

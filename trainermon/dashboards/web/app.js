@@ -1,6 +1,9 @@
 // Wiring: what the agent says goes into the charts, tables and the sentence on top. Decides nothing else.
 
+import { keep, onAddress, show as showAddress, stated } from "./address.js";
 import { diagnosisHash, getJson, listen, measured } from "./api.js";
+import { CurvePanel } from "./curves/panel.js";
+import { followTools, showTheme, showTools } from "./curves/tools.js";
 import { showDiagnosis } from "./diagnosis.js";
 import { byId, paced, perFrame, setText } from "./dom.js";
 import { showFigures, showRun, showState } from "./header.js";
@@ -46,7 +49,8 @@ const charts = [
   new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, title: "Loss", hint: "mean of ranks and micro steps", label: "Loss over steps" }),
   new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, title: "Gradient norm", hint: "of the collected parameters, before clipping", label: "Gradient norm over steps", beside: { name: "global_grad_norm", colour: "ink", text: "dashed: the framework's own" } }),
 ];
-const layers = new LayerPanel({ parent, view });
+const layers = new LayerPanel({ parent, view, onRow: (picked) => curves.toggle(picked) });
+const curves = new CurvePanel({ parent, view });
 const ranks = new RankPanel({ parent, view });
 
 /** @type {MeasureChart | null} */
@@ -64,7 +68,7 @@ function offerMeasures() {
 
 /** @param {number} step */
 const onShow = (step) => {
-  location.hash = "";
+  if (location.hash.startsWith("#/")) location.hash = "";
   view.focus(step);
   parent.scrollIntoView({ block: "nearest" });
 };
@@ -138,6 +142,7 @@ function takeStep(event) {
   offerMeasures();
   state.now = event;
   layers.touch();
+  curves.touch();
   ranks.touch();
   advance();
 }
@@ -200,6 +205,7 @@ async function loadAll(answers) {
   takeRun(run);
   fetchVerdict();
   retable();
+  followAddress();
   view.release();
   await Promise.all(grids);
 }
@@ -216,11 +222,25 @@ function showZoom() {
   setText(byId("zoom-text"), view.zoomed ? `steps ${formatStep(first)} to ${formatStep(last)}` : "drag across a chart to look closer");
 }
 
+/** The steps shown are part of the address; the whole run is not. */
+function keepZoom() {
+  keep("steps", view.zoomed && view.zoomed.join("-"));
+}
+
+/** What an address says is shown as soon as it is known which steps there are. */
+function followAddress() {
+  followTools();
+  const steps = /^(\d+)-(\d+)$/.exec(stated("steps") ?? "");
+  if (steps && view.known) view.zoom(Number(steps[1]), Number(steps[2]));
+  else if (view.known) view.reset();
+}
+
 function route() {
   const match = /^#\/diagnosis\/([^/]+)\/(\d+)\/(\d+)$/.exec(location.hash);
   byId("run").hidden = Boolean(match);
   byId("diagnosis").hidden = !match;
   if (match) showDiagnosis(byId("diagnosis"), { dump: match[1], attempt: match[2], step: match[3] });
+  else showAddress();
   scrollTo(0, 0);
 }
 
@@ -230,6 +250,10 @@ function markReady() {
 }
 
 view.addEventListener("range", showZoom);
+view.addEventListener("zoom", keepZoom);
+onAddress(() => (followAddress(), layers.follow(), layers.refit(), curves.follow(), showTheme()));
+showTheme();
+showTools({ view, lines, tracks: () => [...charts, layers.map, curves.chart, ranks.map] });
 byId("zoom-reset").addEventListener("click", () => view.reset());
 addEventListener("hashchange", route);
 showZoom();

@@ -1,6 +1,6 @@
 // Colour maps, computed. A map is a path through OKLab (Ottosson, "A perceptual color space for image processing",
 // 2020) with steady steps of lightness and hue, so equal differences of the value look about equally large everywhere.
-// Its pale end is the page's own surface: what is ordinary recedes, in light as in dark.
+// Bright is large in both themes, so that a picture in a report means the same whoever took it.
 
 const STEPS = 256;
 
@@ -73,16 +73,8 @@ export function parseHex(text) {
   return [(bits >> 16) & 255, (bits >> 8) & 255, bits & 255];
 }
 
-/**
- * Low to high. Dark: deep violet to pale yellow; light: pale yellow to deep violet.
- * @param {boolean} dark
- */
-export function sequential(dark) {
-  return tabulate((t) => {
-    const u = dark ? t : 1 - t;
-    return fitted(mix(0.23, 0.95, u), mix(0.13, 0.12, u), mix(300, 100, u ** 0.9));
-  });
-}
+/** Low to high: deep violet to pale yellow. */
+export const sequential = () => tabulate((t) => fitted(mix(0.23, 0.93, t), mix(0.13, 0.14, t), mix(300, 100, t ** 0.9)));
 
 /**
  * Below, ordinary, above: blue, the surface, orange.

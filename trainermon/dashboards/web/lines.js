@@ -1,7 +1,8 @@
 // A value over steps. A step whose value is not finite is never a gap: it is a mark at the upper edge.
 
+import { averaged, look, usual } from "./curves/smooth.js";
 import { el, segmented, setText } from "./dom.js";
-import { axis, extent, formatMeasured, formatStep, formatTick, hull, lowerBound } from "./scales.js";
+import { axis, extent, formatMeasured, formatStep, formatTicks, hull, lowerBound } from "./scales.js";
 import { theme } from "./theme.js";
 import { Track } from "./track.js";
 
@@ -9,6 +10,7 @@ import { Track } from "./track.js";
 
 const TOP = 12;
 const BOTTOM = 6;
+const FAINT = 0.3;
 /** @import { ColourName } from "./theme.js" */
 /** @import { TrackOptions } from "./track.js" */
 /** @import { Lines } from "./view.js" */
@@ -45,6 +47,7 @@ export class LineChart extends Track {
     this.log = log;
     this.scale = el("span");
     this.controls.append(this.scale);
+    look.addEventListener("change", this.redraw);
     this.setLog(log);
   }
 
@@ -70,6 +73,17 @@ export class LineChart extends Track {
   }
 
   /**
+   * @param {Column} values
+   * @param {number} first
+   * @param {number} last
+   */
+  #extent(values, first, last) {
+    if (!look.clips) return extent(values, first, last, this.log);
+    const inside = usual(values.slice(first, last + 1).filter((value) => !this.log || (value ?? 0) > 0));
+    return inside && extent(inside, 0, 1, this.log);
+  }
+
+  /**
    * @param {CanvasRenderingContext2D} context
    * @param {Box} box
    */
@@ -77,7 +91,7 @@ export class LineChart extends Track {
     const values = this.lines.series[this.name] ?? [];
     const [first, last] = this.#shown();
     const inner = { ...box, height: this.height - TOP - BOTTOM };
-    const range = hull(extent(values, first, last, this.log), extent(this.#second, first, last, this.log));
+    const range = hull(this.#extent(values, first, last), this.#extent(this.#second, first, last));
     context.fillStyle = theme.plot;
     context.fillRect(box.left, 0, box.width, this.height);
     this.paintSteps(context, box, { height: this.height });
@@ -89,8 +103,12 @@ export class LineChart extends Track {
     context.beginPath();
     context.rect(box.left, 0, box.width, this.height);
     context.clip();
+    context.globalAlpha = look.smoothing ? FAINT : 1;
     if (this.axis) this.#paintLine(context, box, values, first, last);
     if (this.axis && this.#second.length) this.#paintSecond(context, box, first, last);
+    context.globalAlpha = 1;
+    if (this.axis && look.smoothing) this.#paintLine(context, box, averaged(values.slice(0, last + 1), look.smoothing), first, last);
+    if (this.axis && look.clips) this.#paintClipped(context, box, values, first, last);
     this.#paintNonfinite(context, box, values, first, last);
     context.restore();
   }
@@ -110,15 +128,15 @@ export class LineChart extends Track {
     context.strokeStyle = theme.grid;
     context.fillStyle = theme.muted;
     const ticks = axis.ticks(Math.max(2, Math.floor(this.height / 22)));
-    const largest = Math.max(...ticks.map(Math.abs));
-    for (const tick of ticks) {
+    const texts = formatTicks(ticks);
+    for (const [k, tick] of ticks.entries()) {
       const y = Math.round(this.y(tick)) + 0.5;
       if (y < 5 || y > this.height - 3) continue;
       context.beginPath();
       context.moveTo(box.left, y);
       context.lineTo(box.right, y);
       context.stroke();
-      context.fillText(this.log ? formatTick(tick) : formatTick(tick, largest), box.left - 8, y);
+      context.fillText(texts[k], box.left - 8, y);
     }
   }
 
@@ -179,6 +197,24 @@ export class LineChart extends Track {
     }
     flush();
     return points;
+  }
+
+  /**
+   * What an axis without outliers leaves out is marked at its edge.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {Column} values
+   * @param {number} first
+   * @param {number} last
+   */
+  #paintClipped(context, box, values, first, last) {
+    context.fillStyle = theme[this.colour];
+    for (let i = first; i <= last; i++) {
+      const value = values[i];
+      if (value === null || !Number.isFinite(value) || (this.log && value <= 0)) continue;
+      const y = this.y(value);
+      if (y < 0 || y > this.height) context.fillRect(this.x(this.lines.steps[i] + 0.5, box) - 1, y < 0 ? 5 : this.height - 5, 2, 5);
+    }
   }
 
   /**

@@ -3,10 +3,13 @@
 
 import { getGrid } from "./api.js";
 import { el, segmented, select, setText } from "./dom.js";
+import { keep, stated } from "./address.js";
+import { RowSearch } from "./curves/search.js";
 import { HeatMap } from "./heat/heatmap.js";
 import { formatSeconds, formatStep, formatValue, STATISTICS } from "./scales.js";
+import { kindText, quantityText } from "./words.js";
 
-/** @import { HeatMapOffer, Mode } from "./types.js" */
+/** @import { HeatMapOffer, Mode, PickedRow } from "./types.js" */
 
 const COLUMNS = 2000;
 const layerHeight = () => Math.round(Math.min(460, Math.max(240, innerHeight * 0.25)));
@@ -16,35 +19,12 @@ const SPARE = 10;
 /** @import { TrackOptions } from "./track.js" */
 /** @typedef {Pick<TrackOptions, "parent" | "view">} Place */
 
-/** @type {Record<string, string>} */
-const KINDS = {
-  grad_reduced: "gradients", grad_unreduced: "gradients before reduction", param_origin: "parameters before the step",
-  param_used: "parameters that the forward used",
-  param_updated: "parameters after the step", exp_avg: "Adam: mean", exp_avg_sq: "Adam: variance", update: "Adam: update",
-  ratio: "Adam: update ratio", mg_direction: "gradient and momentum agree", state: "optimizer state", actv: "activations",
-  actv_grad: "activation gradients", comm: "collectives", feature: "feature", wait_seconds: "waiting time in seconds",
-};
-/** @type {Record<string, string>} */
-const QUANTITIES = {
-  step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank",
-  wait: "waiting for collectives",
-};
 /**
  * How a quantity of the ranks is coloured, where not linearly.
  * @type {Record<string, Mode>}
  */
 const RANK_MODES = { step_time: "peers", grad_norm: "log" };
 const RANKS_HAVE = ["step_time", "loss", "grad_norm", "lag"];
-
-/**
- * "feature/attention_entropy" is written "feature: attention entropy".
- * @param {string} heatMap
- */
-function kindText(heatMap) {
-  const [kind, slot] = heatMap.split("/", 2);
-  const name = KINDS[kind] ?? kind;
-  return slot ? `${name}: ${KINDS[slot] ?? slot.replaceAll("_", " ")}` : name;
-}
 
 class LivePanel {
   #serial = 0;
@@ -54,7 +34,7 @@ class LivePanel {
   #visible = true;
   #stale = false;
 
-  /** @param {TrackOptions & {mode: Mode}} chart */
+  /** @param {TrackOptions & {mode: Mode, onRow?: (name: string) => void}} chart */
   constructor(chart) {
     this.map = new HeatMap({ ...chart, tip: (row, column) => this.tip(row, column) });
   }
@@ -133,9 +113,13 @@ export class LayerPanel extends LivePanel {
   /** @type {boolean | null} */
   isSize = null;
 
-  /** @param {Place} place */
-  constructor({ parent, view }) {
-    super({ parent, view, title: "Layers", height: layerHeight(), label: "Heat map of layers over steps", mode: "log" });
+  /** @param {Place & {onRow: (picked: PickedRow) => void}} place */
+  constructor({ parent, view, onRow }) {
+    /** @param {string} row */
+    const pick = (row) => onRow({ kind: this.kind, row });
+    super({ parent, view, title: "Layers", height: layerHeight(), label: "Heat map of layers over steps", mode: "log", onRow: pick });
+    this.search = new RowSearch({ onPick: pick });
+    this.follow();
     this.origin = el("button", { type: "button", cls: "origin", hidden: true });
     this.origin.addEventListener("click", () => this.map.firstNonfinite && view.focus(this.map.firstNonfinite.step));
     this.map.readout.replaceWith(this.origin);
@@ -158,12 +142,34 @@ export class LayerPanel extends LivePanel {
     this.touch();
   }
 
+  /** Takes the choice from the address; what the run does not have is left out later. */
+  follow() {
+    this.kind = stated("kind") ?? this.kind;
+    this.statistic = stated("statistic") ?? this.statistic;
+    const colours = stated("colours");
+    if (colours === "log" || colours === "linear" || colours === "change") this.map.mode = colours;
+  }
+
+  /** Shows what `follow` has taken. */
+  refit() {
+    if (!this.heatmaps.length) return;
+    this.offered = "";
+    this.offer(this.heatmaps);
+  }
+
+  #note() {
+    keep("kind", this.kind === "grad_reduced" ? null : this.kind);
+    keep("statistic", this.statistic === this.statistics[0] ? null : this.statistic);
+    keep("colours", this.map.mode === (this.isSize ? "log" : "linear") ? null : this.map.mode);
+  }
+
   #fit() {
     const statistics = this.heatmaps.find(({ kind }) => kind === this.kind)?.statistics ?? [];
     // Sizes differ by orders of magnitude; shares, entropies and times do not, may be negative, and are of many sorts.
     const isSize = statistics.includes("rms");
     if (!statistics.includes(this.statistic) || (!isSize && statistics !== this.statistics)) [this.statistic] = statistics;
-    if (this.isSize !== isSize && this.map.mode !== "change") this.map.mode = isSize ? "log" : "linear";
+    const isStated = this.isSize === null && stated("colours") !== null;
+    if (this.isSize !== isSize && this.map.mode !== "change" && !isStated) this.map.mode = isSize ? "log" : "linear";
     this.statistics = statistics;
     this.isSize = isSize;
   }
@@ -174,11 +180,12 @@ export class LayerPanel extends LivePanel {
     /** @type {[Mode, string][]} */
     const modes = [["log", "log"], ["linear", "linear"], ["change", "vs own median"]];
     /** @type {(name: "kind" | "statistic") => (value: string) => void} */
-    const change = (name) => (value) => ((this[name] = value), this.#fit(), name === "kind" && this.#controls(), this.reload());
+    const change = (name) => (value) => ((this[name] = value), this.#fit(), this.#note(), name === "kind" && this.#controls(), this.reload());
     this.map.controls.replaceChildren(
       select("Quantity", kinds, this.kind, change("kind")),
       select("Statistic", statistics, this.statistic, change("statistic")),
-      segmented("Colours", modes, this.map.mode, (mode) => this.map.setMode(/** @type {Mode} */ (mode))),
+      segmented("Colours", modes, this.map.mode, (mode) => (this.map.setMode(/** @type {Mode} */ (mode)), this.#note())),
+      this.search.root,
     );
   }
 
@@ -197,6 +204,8 @@ export class LayerPanel extends LivePanel {
     const number = rows.length === 1 ? "1 row" : `${formatStep(rows.length)} rows`;
     const order = rows.length === 1 || this.kind.startsWith("comm") ? "" : ", the input on top";
     setText(this.map.hint, this.map.isBlank ? "" : `${number}${order}${each}`);
+    this.map.hint.title = "Click a row for its line; or use the arrow keys and Enter";
+    this.search.offer(rows);
     this.map.resize(rows.length < 12 ? Math.max(90, 20 + 26 * rows.length) : layerHeight());
     this.#showOrigin();
   }
@@ -228,6 +237,8 @@ export class RankPanel extends LivePanel {
   /** @param {Place} place */
   constructor({ parent, view }) {
     super({ parent, view, title: "Ranks", height: 60, label: "Heat map of ranks over steps", mode: "peers" });
+    this.quantity = RANKS_HAVE.find((name) => name === stated("quantity")) ?? this.quantity;
+    this.map.mode = this.quantity === "step_time" ? "peers" : RANK_MODES[this.quantity] ?? "linear";
     this.offer();
     this.watch();
   }
@@ -242,10 +253,11 @@ export class RankPanel extends LivePanel {
     /** @param {string} quantity */
     const choose = (quantity) => {
       this.quantity = quantity;
+      keep("quantity", quantity === "step_time" ? null : quantity);
       this.map.mode = RANK_MODES[quantity] ?? "linear";
       this.reload();
     };
-    const options = quantities.map((name) => [name, QUANTITIES[name] ?? name]);
+    const options = quantities.map((name) => [name, quantityText(name)]);
     this.map.controls.replaceChildren(select("Quantity of the ranks", options, this.quantity, choose));
   }
 
@@ -277,7 +289,7 @@ export class RankPanel extends LivePanel {
     if (!Number.isFinite(value)) return [...head, this.map.valueText(row, column)];
     if (this.quantity === "lag") return [...head, `${formatSeconds(value)} behind the first rank`];
     if (this.quantity === "wait") return [...head, `waited ${formatSeconds(value)} for collectives`];
-    if (this.quantity !== "step_time") return [...head, `${QUANTITIES[this.quantity]}: ${formatValue(value)}`];
+    if (this.quantity !== "step_time") return [...head, `${quantityText(this.quantity)}: ${formatValue(value)}`];
     if (this.map.grid.rows.length === 1) return [...head, `step time ${formatSeconds(value)}`];
     const median = this.#median(column);
     return [...head, `step time ${formatSeconds(value)}`, `${formatValue(value / median, 3)} × the median rank (${formatSeconds(median)})`];

@@ -122,15 +122,20 @@ export function formatValue(value, digits = 4) {
 }
 
 /**
- * Shortest text that is still exact for a round tick. Ticks of one linear axis are written alike: give its `largest`.
- * @param {number} value
- * @param {number} [largest]
+ * Shortest texts that are still exact for round ticks, all in one notation: powers of ten if one of them needs that.
+ * @param {number[]} ticks
  */
-export function formatTick(value, largest = value) {
-  const size = Math.abs(largest);
-  if (value !== 0 && (size >= 1e5 || size < 1e-3)) return minus(Number(value.toPrecision(3)).toExponential());
-  return minus(String(Number(value.toPrecision(6))));
+export function formatTicks(ticks) {
+  const largest = Math.max(0, ...ticks.map(Math.abs));
+  const smallest = Math.min(...ticks.map(Math.abs).filter((size) => size > largest * 1e-9));
+  // Of evenly spaced ticks the largest decides; of a logarithmic axis the smallest may be far below it.
+  const isSmall = largest < 1e-3 || (smallest < 1e-3 && largest / smallest > 50);
+  const isPower = largest >= 1e5 || isSmall;
+  return ticks.map((tick) => minus(isPower && tick !== 0 ? Number(tick.toPrecision(3)).toExponential() : String(Number(tick.toPrecision(6)))));
 }
+
+/** @param {number} value */
+export const formatTick = (value) => formatTicks([value])[0];
 
 /** @param {string} text */
 const minus = (text) => text.replace(/^-/, "−");

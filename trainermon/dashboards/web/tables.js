@@ -4,6 +4,7 @@ import { diagnosisHash, graphAddress, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { formatSpans, formatStatistic, formatStep, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
+import { kindText } from "./words.js";
 
 /** @import { Alert, AlertGroup, Dump, Finding, Numeric, Series } from "./types.js" */
 
@@ -127,7 +128,7 @@ function alertRows(alert, { onShow, redraw }) {
  */
 function where(alert, { toggle, isOpen }) {
   const findings = alert.findings ?? [];
-  const label = findings.length ? seriesLabel(findings[0].series) : alert.kind;
+  const label = findings.length ? seriesLabel(findings[0].series) : kindText(alert.kind);
   const others = Math.max(0, alert.num_series - 1);
   const text = others ? `+ ${formatStep(others)} more` : "details";
   const button = el("button", { type: "button", cls: "link more-series", id: `toggle-${alert.id}`, "aria-expanded": String(isOpen), "aria-controls": `detail-${alert.id}`, onclick: toggle }, text);
@@ -167,7 +168,7 @@ const expected = (baseline, statistic, series) => (isTime(series) ? formatStatis
 function detail(alert, findings) {
   const rows = findings.map(({ series, value, baseline }) => el("tr", {},
     el("td", {}, el("code", {}, seriesLabel(series))),
-    el("td", {}, series.kind),
+    el("td", {}, kindText(series.kind)),
     el("td", { cls: "num" }, formatStatistic(number(value), alert.statistic, series)),
     el("td", { cls: "num" }, expected(baseline, alert.statistic, series))));
   const rest = alert.num_series - findings.length;

@@ -18,7 +18,7 @@ const DRAG_PIXELS = 4;
  * @param {number} width
  */
 function gutters(width) {
-  if (width < 560) return { left: 60, right: 60 };
+  if (width < 560) return { left: 50, right: 47 };
   return width < 1100 ? { left: 132, right: 66 } : { left: 168, right: 84 };
 }
 
@@ -181,6 +181,7 @@ export class Track {
       "-": () => this.view.zoom(first - span / 2, last + span / 2),
       Escape: () => this.view.reset(),
     };
+    if (this.key(event)) return event.preventDefault();
     if (!actions[event.key]) return;
     event.preventDefault();
     actions[event.key]();
@@ -262,6 +263,14 @@ export class Track {
    * @param {Box} _box
    */
   click(_x, _y, _box) {}
+
+  /**
+   * Keys that only this chart knows; returns whether this was one.
+   * @param {KeyboardEvent} _event
+   */
+  key(_event) {
+    return false;
+  }
 
   /**
    * A few words in the middle of a chart that has nothing to show.

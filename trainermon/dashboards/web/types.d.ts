@@ -129,6 +129,26 @@ export interface Grid {
   values: Float32Array;
 }
 
+/** A row of a heat map that the reader has picked. */
+export interface PickedRow {
+  kind: string;
+  row: string;
+}
+
+/** A row over the steps, of one rank or of all; `stride` steps share a point, `steps` has the first of them. */
+export interface CurveLine {
+  rank: number | null;
+  name: string;
+  colour: number;
+  stride: number;
+  numLines: number;
+  steps: Float64Array;
+  low: Float64Array;
+  high: Float64Array;
+  mean: Float64Array;
+  nonfinite: Float64Array;
+}
+
 export type Mode = "log" | "linear" | "change" | "peers";
 
 export interface Encoded {

@@ -1,5 +1,5 @@
 // The one step axis that every chart shares: its full extent, the zoomed part, the crosshair and the brush. A chart
-// listens to "range" and "cursor" and never knows another chart.
+// listens to "range" and "cursor" and never knows another chart. "zoom": the reader has chosen other steps.
 
 import { lowerBound } from "./scales.js";
 
@@ -54,6 +54,7 @@ export class StepView extends EventTarget {
     const [lo, hi] = [Math.min(a, b, centre - 2), Math.max(a, b, centre + 2)];
     this.zoomed = [Math.max(this.full[0], Math.round(lo)), Math.min(this.full[1], Math.round(hi))];
     this.#tell("range");
+    this.#tell("zoom");
   }
 
   /**
@@ -71,6 +72,7 @@ export class StepView extends EventTarget {
   reset() {
     this.zoomed = null;
     this.#tell("range");
+    this.#tell("zoom");
   }
 
   /**

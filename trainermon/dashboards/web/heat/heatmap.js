@@ -2,7 +2,8 @@
 // of at least six pixels says so: one bad cell among 400 000 cannot get lost.
 
 import { css } from "../colour.js";
-import { linearTicks, logTicks, formatStep, formatTick, formatValue } from "../scales.js";
+import { el } from "../dom.js";
+import { linearTicks, logTicks, formatStep, formatTick, formatTicks, formatValue } from "../scales.js";
 import { encode, NONE, NONFINITE, onsets, rasterise } from "./raster.js";
 import { blocksOf, fitText, paintLabels } from "./labels.js";
 import { theme } from "../theme.js";
@@ -30,19 +31,28 @@ export class HeatMap extends Track {
   encoded = encode(NO_GRID, "linear");
   /** @type {Cell[]} */
   onsets = [];
+  /** The row that the arrow keys have reached; -1 for none. */
+  keyRow = -1;
 
   /**
    * `tip(row, column)` returns the tooltip's lines for a cell of the current grid.
-   * @param {TrackOptions & {mode: Mode, tip: CellTip}} options
+   * `onRow(name)` hears which row was clicked, or chosen with the arrow keys and Enter; without it rows are not chosen.
+   * @param {TrackOptions & {mode: Mode, tip: CellTip, onRow?: (name: string) => void}} options
    */
-  constructor({ mode, tip, ...track }) {
+  constructor({ mode, tip, onRow, ...track }) {
     super(track);
     this.mode = mode;
     this.tip = tip;
+    this.onRow = onRow;
+    // What the arrow keys have reached, for a screen reader: the canvas says nothing.
+    this.spoken = el("span", { cls: "visually-hidden", role: "status" });
+    this.root.append(this.spoken);
+    if (onRow) this.plot.setAttribute("aria-label", `${track.label}. Arrow keys move crosshair and row, Enter shows the row as a line, plus and minus zoom, Escape resets.`);
   }
 
   /** @param {Grid} grid */
   show(grid) {
+    if (grid.rows.length !== this.grid.rows.length) this.keyRow = -1;
     this.grid = grid;
     this.blocks = blocksOf(grid.rows);
     this.#encode();
@@ -184,7 +194,7 @@ export class HeatMap extends Track {
    * @param {number} height
    */
   #paintScale(context, box, height) {
-    const left = box.right + 12;
+    const [left, gap] = box.outer < 560 ? [box.right + 4, 11] : [box.right + 12, 14];
     const tall = height - (this.onsets.length ? 30 : 8);
     const table = this.encoded.diverging ? theme.maps.diverging : theme.maps.sequential;
     for (let y = 0; y < tall; y++) {
@@ -194,13 +204,13 @@ export class HeatMap extends Track {
     context.fillStyle = theme.muted;
     context.textAlign = "left";
     for (const [at, text] of this.#scaleLabels(tall)) {
-      context.fillText(text, left + 14, Math.min(tall, Math.max(9, 4 + (1 - at) * tall)));
+      context.fillText(text, left + gap, Math.min(tall, Math.max(9, 4 + (1 - at) * tall)));
     }
     if (!this.onsets.length) return;
     context.fillStyle = theme.nonfinite;
     context.fillRect(left, height - 14, 9, 9);
-    const text = ["NaN, Inf", "NaN"].find((candidate) => left + 14 + context.measureText(candidate).width <= box.outer);
-    context.fillText(text ?? "", left + 14, height - 9);
+    const text = ["NaN, Inf", "NaN"].find((candidate) => left + gap + context.measureText(candidate).width <= box.outer);
+    context.fillText(text ?? "", left + gap, height - 9);
   }
 
   /**
@@ -219,8 +229,9 @@ export class HeatMap extends Track {
       const labels = [[1, `× ${ratio}`], [0.5, "× 1"], [0, `÷ ${ratio}`]];
       return labels.filter((_, k) => tall > 50 || k !== 1);
     }
-    if (scale === "linear") return linearTicks(lo, hi, count).map((tick) => [place(tick), formatTick(tick)]);
-    return logTicks(10 ** lo, 10 ** hi, count).map((tick) => [place(Math.log10(tick)), formatTick(tick)]);
+    const ticks = scale === "linear" ? linearTicks(lo, hi, count) : logTicks(10 ** lo, 10 ** hi, count);
+    const texts = formatTicks(ticks);
+    return ticks.map((tick, k) => [place(scale === "linear" ? tick : Math.log10(tick)), texts[k]]);
   }
 
   /** Where it began: the first column with a non-finite cell, and the rows that turn in it; null if there is none. */
@@ -245,6 +256,28 @@ export class HeatMap extends Track {
     const row = this.#rowAt(y);
     const column = this.columnOf(step);
     return row < 0 || column < 0 ? null : this.tip(row, column);
+  }
+
+  /**
+   * @param {number} _x
+   * @param {number} y
+   */
+  click(_x, y) {
+    const row = this.#rowAt(y);
+    if (row >= 0 && this.grid.rows.length) this.onRow?.(this.grid.rows[row]);
+  }
+
+  /** @param {KeyboardEvent} event */
+  key({ key }) {
+    const last = this.grid.rows.length - 1;
+    const moves = /** @type {Record<string, number>} */ ({ ArrowUp: -1, ArrowDown: 1, PageUp: -20, PageDown: 20 });
+    if (!this.onRow || last < 0 || (!(key in moves) && key !== "Enter")) return false;
+    if (key === "Enter") this.onRow(this.grid.rows[Math.max(0, this.keyRow)]);
+    else {
+      this.keyRow = Math.min(last, Math.max(0, this.keyRow + moves[key]));
+      this.view.point(this.view.cursor ?? this.view.range[1], this);
+    }
+    return true;
   }
 
   /**
@@ -279,7 +312,9 @@ export class HeatMap extends Track {
    * @param {Box} box
    */
   paintCursor(context, box) {
-    const row = this.view.origin === this && this.pointer ? this.#rowAt(this.pointer.y) : -1;
+    const row = this.view.origin !== this ? -1 : this.pointer ? this.#rowAt(this.pointer.y) : this.keyRow;
+    const told = row >= 0 && !this.pointer && this.view.cursor !== null ? this.tip(row, this.columnOf(this.view.cursor)).join(", ") : "";
+    if (this.spoken.textContent !== told) this.spoken.textContent = told;
     if (!context || row < 0) return;
     const height = this.#inner / this.grid.rows.length;
     const y = (row + 0.5) * height;
