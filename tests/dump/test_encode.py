@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainermon.dump.encode import MAX_ITEMS, encode, encode_output
-from trainermon.dump.forms import TensorReading, json_text, tensor_form
+from trainermon.dump.encode import MAX_ITEMS, encode, encode_output, tensor_form
+from trainermon.dump.forms import TensorReading, json_text
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
 
 Pair = collections.namedtuple("Pair", "a b")

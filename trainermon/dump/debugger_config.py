@@ -13,7 +13,6 @@ from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build, require
 from trainermon.core.values import DumpTask, GradientLevel, SourceMode
 from trainermon.dump.online.options import JUDGING, FreeBenchmarkConfig, Perturbation
-from trainermon.dump.seeds import MAX_SEED
 
 FREE_BENCHMARK = "free_benchmark"
 GRAD_PROBE = "grad_probe"
@@ -26,6 +25,7 @@ FILE_FORMATS = ("pt", "npy")
 SIGN_FORMATS = ("bits", "npy")
 _MSPROBE_KEYS = {"grad_level": "level", "param_list": "params"}
 MAX_NUMBER = 1_000_000
+MAX_SEED = 2**32 - 1
 MIB = 1 << 20
 
 _JUDGED = "dump with task tensor; `trainermon check run DUMP` then judges every call against float64"

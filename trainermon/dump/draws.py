@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from trainermon.dump.function_modes import put_in, take_out
 from trainermon.dump.function_names import name_of, unreplaced
 from trainermon.dump.seeds import rank
-from trainermon.dump.selecting_writer import checksum
 from trainermon.dump.stacks import call_stack
+from trainermon.dump.torch_tensors import checksum
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch
 

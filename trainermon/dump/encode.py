@@ -11,31 +11,18 @@ import dataclasses
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainermon.dump.forms import TensorForm, tensor_form
+from trainermon.dump.forms import TensorForm, TensorLeaf, form_head
 
 # A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
 MAX_ITEMS = 1024
 MAX_DEPTH = 16
-
-
-class TensorLeaf(NamedTuple):
-    """A tensor found among the arguments or results of a call.
-
-    Attributes:
-        slot: Its place there: `input.0.mask`, `output.1`.
-        tensor: The tensor itself.
-        form: The object that stands for it in dump.json.
-    """
-
-    slot: str
-    tensor: Tensor
-    form: TensorForm
+_TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
 
 
 def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
@@ -55,6 +42,23 @@ def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEP
         if isinstance(value, kind):
             return encoder(value)
     return _encode_container(value, slot, leaves, depth - 1)
+
+
+def tensor_form(tensor: Tensor) -> TensorForm:
+    """Return the form of a tensor for dump.json, with type, dtype and shape but without statistics.
+
+    Of one that does not lie in memory in the order of its dimensions the strides are in it, too.
+    """
+    if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
+        extras = {
+            "device_mesh": tensor.device_mesh.mesh.tolist(),
+            "placements": [_placement(placement) for placement in tensor.placements],
+        }
+        return TensorForm(form_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad), None, extras)
+    form = TensorForm(form_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        form.extras["stride"] = list(tensor.stride())
+    return form
 
 
 def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:
@@ -97,6 +101,14 @@ def _named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return None
+
+
+def _placement(placement: Any) -> dict[str, Any]:
+    if placement.is_shard():
+        return {"Shard": {"dim": placement.dim}}
+    if placement.is_partial():
+        return {"Partial": {"reduce_op": placement.reduce_op}}
+    return {"Replicate": {}}
 
 
 def _process_group(group: Any) -> dict[str, Any]:

@@ -7,16 +7,14 @@ dicts and the JSON encoder do.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import json
 import math
 import re
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 # The JSON of a string, by the encoder's own function: 0.1 µs.
 quoted = encode_basestring_ascii
@@ -84,21 +82,26 @@ class TensorForm:
         return f"{{{self.head}, {text}}}"
 
 
-def tensor_form(tensor: Tensor) -> TensorForm:
-    """Return the form of a tensor for dump.json, with type, dtype and shape but without statistics.
+class TensorLeaf(NamedTuple):
+    """A tensor found among the arguments or results of a call.
 
-    Of one that does not lie in memory in the order of its dimensions the strides are in it, too.
+    Attributes:
+        slot: Its place there: `input.0.mask`, `output.1`.
+        tensor: The tensor itself.
+        form: The object that stands for it in dump.json.
     """
-    if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
-        extras = {
-            "device_mesh": tensor.device_mesh.mesh.tolist(),
-            "placements": [_placement(placement) for placement in tensor.placements],
-        }
-        return TensorForm(_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad), None, extras)
-    form = TensorForm(_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
-    if tensor.layout is torch.strided and not tensor.is_contiguous():
-        form.extras["stride"] = list(tensor.stride())
-    return form
+
+    slot: str
+    tensor: Any
+    form: TensorForm
+
+
+class ElementKind(enum.Enum):
+    """What the elements of a tensor are, which decides how its extremes are written."""
+
+    BOOLEAN = enum.auto()
+    INTEGER = enum.auto()
+    FRACTION = enum.auto()
 
 
 def json_text(value: Any) -> str:
@@ -116,21 +119,21 @@ def json_text(value: Any) -> str:
     return "null" if value is None else json.dumps(value)
 
 
-def numbers_text(row: Sequence[float], dtype: torch.dtype) -> str:
+def numbers_text(row: Sequence[float], kind: ElementKind) -> str:
     """Return a tensor's statistics as JSON items without braces: `"Max": …, "Min": …, "Mean": …, "Norm": …, "nans": …`.
 
-    `row` are its eight moments (`statistics`), `dtype` its type. Without a finite element the first four are null. Max
-    and Min of integers and booleans stay integers and booleans; a boolean has no mean and no norm, a complex tensor is
-    described by its absolute values.
+    `row` are its eight moments (`statistics`), `kind` what its elements are. Without a finite element the first four
+    are null. Max and Min of integers and booleans stay integers and booleans; a boolean has no mean and no norm, a
+    complex tensor is described by its absolute values.
     """
     count, low, high, total, squares, zeros, nans, infs = row
     counts = f'"nans": {int(nans)}, "infs": {int(infs)}, "zeros": {int(zeros)}'
     finite = count - nans - infs
     if not finite:
         return f"{NO_NUMBERS}, {counts}"
-    if dtype is torch.bool:
+    if kind is ElementKind.BOOLEAN:
         return f'"Max": {_boolean(high)}, "Min": {_boolean(low)}, "Mean": null, "Norm": null, {counts}'
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if kind is ElementKind.INTEGER:
         low, high = int(low), int(high)
     mean, norm = total / finite, math.sqrt(squares)
     if not (math.isfinite(mean) and math.isfinite(norm)):  # a sum of float64 values that does not fit float64
@@ -138,11 +141,9 @@ def numbers_text(row: Sequence[float], dtype: torch.dtype) -> str:
     return f'"Max": {high!r}, "Min": {low!r}, "Mean": {mean!r}, "Norm": {norm!r}, {counts}'
 
 
-_TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
-
-
 @functools.lru_cache(maxsize=8192)
-def _head(kind: str, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> str:  # noqa: FBT001  # cached
+def form_head(kind: str, dtype: object, shape: tuple[int, ...], requires_grad: bool) -> str:  # noqa: FBT001  # cached
+    """Return the JSON items of a tensor's type and shape; `dtype` is whatever says its own name as text."""
     items = {"type": kind, "dtype": str(dtype), "shape": list(shape), "requires_grad": requires_grad}
     return json.dumps(items)[1:-1]
 
@@ -153,11 +154,3 @@ def _boolean(value: float) -> str:
 
 def _finite(value: float) -> str:
     return repr(value) if math.isfinite(value) else "null"
-
-
-def _placement(placement: Any) -> dict[str, Any]:
-    if placement.is_shard():
-        return {"Shard": {"dim": placement.dim}}
-    if placement.is_partial():
-        return {"Partial": {"reduce_op": placement.reduce_op}}
-    return {"Replicate": {}}

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.encode import TensorLeaf, encode, encode_output
+from trainermon.dump.encode import encode, encode_output
 from trainermon.dump.facts.generator_states import GENERATOR, generator_state
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
+from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.function_modes import ModeSwitch
 from trainermon.dump.function_names import FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import BackwardEntry, GradientHooks

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from trainermon.dump.encode import TensorLeaf
+from trainermon.dump.encode import tensor_form
 from trainermon.dump.files.records import EXTRA
-from trainermon.dump.forms import TensorForm, tensor_form
+from trainermon.dump.forms import TensorForm, TensorLeaf
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.consumers import ConsumedTensor, TensorConsumers

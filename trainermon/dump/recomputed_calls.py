@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from trainermon.dump.function_names import only_moves
+from trainermon.dump.function_kinds import only_moves
 from trainermon.dump.gradients import BackwardEntry
 
 # Beyond this many calls all are forgotten.

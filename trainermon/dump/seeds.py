@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require
+from trainermon.dump.debugger_config import MAX_SEED
 
 logger = logging.getLogger("trainermon")
 
-MAX_SEED = 2**32 - 1
 DEFAULT_SEED = 1234
 # What `rm_dropout` replaces.
 DROPOUTS = ("dropout", "dropout2d", "dropout3d")

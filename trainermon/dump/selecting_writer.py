@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
-from trainermon.dump.encode import TensorLeaf
+from trainermon.dump.debugger_config import MIB, DebuggerConfig
+from trainermon.dump.files.framework import FrameworkTensors
 from trainermon.dump.files.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER, DumpInfo
-from trainermon.dump.files.tensor_files import save_tensor
+from trainermon.dump.files.tensor_folder import TensorFolder
+from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.selection import NameSelection
-from trainermon.dump.statistics import has_elements
-from trainermon.dump.tensor_folder import TensorFolder
 from trainermon.dump.writer import DumpWriter
-from trainermon.statistics.crc32 import crc32
 
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}
 _SIDES |= {"output": "output", "output_kwargs": "output"}
@@ -106,12 +101,13 @@ class SelectingWriter(DumpWriter):
         return [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
 
     def _tensor_folder(self, max_bytes: int, final: Path) -> TensorFolder:
-        return SlicedTensors(self.directory / TENSOR_FOLDER, max_bytes, final / TENSOR_FOLDER, self._config)
+        folder = self.directory / TENSOR_FOLDER
+        return SlicedTensors(folder, max_bytes, final / TENSOR_FOLDER, self._config, self.tensors)
 
     def _add_checksum(self, leaf: TensorLeaf) -> None:
         reading = leaf.form.reading
         if reading is not None:
-            reading.checksum = reading.checksum or checksum(leaf.tensor)
+            reading.checksum = reading.checksum or self.tensors.checksum(leaf.tensor)
             # `md5` is where msprobe has, and looks for, a CRC-32
             leaf.form.extras |= {"crc32": reading.checksum, "md5": reading.checksum}
 
@@ -126,50 +122,29 @@ class SlicedTensors(TensorFolder):
         max_bytes: Beyond them nothing is saved any more.
         final: Where the folder will be moved afterwards.
         config: The debugger's configuration.
+        tensors: The framework's.
     """
 
-    def __init__(self, path: Path, max_bytes: int, final: Path, config: DebuggerConfig) -> None:
-        super().__init__(path, max_bytes, final=final, file_format=config.file_format)
+    def __init__(
+        self, path: Path, max_bytes: int, final: Path, config: DebuggerConfig, tensors: FrameworkTensors
+    ) -> None:
+        super().__init__(path, max_bytes, tensors, final=final, file_format=config.file_format)
         self._config = config
-        self._waiting: list[tuple[Tensor, Path]] = []
+        self._waiting: list[tuple[Any, Path]] = []
         self._waiting_bytes = 0
 
     def write_waiting(self) -> None:
         """Write the files of the tensors that `async_dump` has only copied so far."""
         for tensor, path in self._waiting:
-            save_tensor(tensor, path)
+            self._tensors.save(tensor, path)
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _store(self, tensor: Tensor, path: Path) -> int:
-        tensor = sliced(tensor.detach(), self._config.slice)
-        size = tensor.numel() * tensor.element_size()
+    def _store(self, tensor: Any, path: Path) -> int:
+        tensor = self._tensors.sliced(tensor, self._config.slice)
+        size = self._tensors.num_bytes(tensor)
         if not self._config.async_dump or self._waiting_bytes + size > self._config.max_async_mb * MIB:
-            return save_tensor(tensor, path)
-        self._waiting.append((tensor.clone(), path))
+            return self._tensors.save(tensor, path)
+        self._waiting.append((self._tensors.copied(tensor), path))
         self._waiting_bytes += size
         return size
-
-
-def checksum(tensor: Tensor) -> str:
-    """Return the CRC-32 of a tensor's bytes in order, as 8 hexadecimal digits; waits for the device.
-
-    A tensor without elements or memory has that of no bytes. A DTensor counts with its local part.
-    """
-    if not has_elements(tensor):
-        return f"{0:08x}"
-    tensor = tensor.detach()
-    to_local = getattr(tensor, "to_local", None)
-    tensor = to_local() if to_local is not None else tensor
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
-    return f"{crc32(plain):08x}"
-
-
-def sliced(tensor: Tensor, slices: Sequence[TensorSlice]) -> Tensor:
-    """Return the part of `tensor` that `slices` leave; one that does not fit its shape changes nothing."""
-    for part in slices:
-        if part.dim < tensor.dim() and tensor.shape[part.dim] == part.size:
-            tensor = tensor.narrow(part.dim, part.begin, min(part.end, part.size) - part.begin)
-    return tensor

@@ -6,7 +6,7 @@ import re
 
 from trainermon.dump.debugger_config import DebuggerConfig
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
-from trainermon.dump.function_names import is_core, only_moves
+from trainermon.dump.function_kinds import is_core, only_moves
 
 MODULE_PREFIXES = ("Module.", "Cell.")
 # An entry's slots that are its outputs; the others are its inputs.

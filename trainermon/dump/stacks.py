@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import linecache
 import os
 import sys
 from types import CodeType, FrameType
 
-import torch
-
 import trainermon
 
 _OWN = tuple({os.path.dirname(os.path.abspath(trainermon.__file__)), os.path.dirname(os.path.abspath(__file__))})
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_OF_USER, _OF_OURS, _OF_TORCH = range(3)
+# Only looked up, not imported: one of them may not be there.
+_FRAMEWORKS = tuple(
+    os.path.dirname(os.path.abspath(spec.origin))
+    for name in ("torch", "mindspore")
+    if (spec := importlib.util.find_spec(name)) is not None and spec.origin is not None
+)
+_OF_USER, _OF_OURS, _OF_FRAMEWORK = range(3)
 MAX_FRAMES = 64
 MAX_TEXTS = 8192
 # By the id of a code object, which stands beside the text so that it stays the only one with that id: two of them that
@@ -25,8 +29,8 @@ _TEXTS: dict[tuple[int, int], tuple[str, CodeType]] = {}
 def call_stack() -> tuple[str, ...]:
     """Return the frames of the script that led to the caller, innermost first: `File …, line 3, in f, …`.
 
-    The wording is msprobe's. Frames of torch and of this package are left out; one of this package behind user frames
-    ends the list, because what called a replay is not what called the module. Cost: about 0.2 µs per frame.
+    The wording is msprobe's. Frames of the framework and of this package are left out; one of this package behind user
+    frames ends the list, because what called a replay is not what called the module. Cost: about 0.2 µs per frame.
     """
     frames: list[str] = []
     frame: FrameType | None = sys._getframe(1)
@@ -56,7 +60,7 @@ def innermost_line() -> str:
             return (known[0] if known else _remembered(frame)).replace(", \n ", ": ")
         if origin == _OF_OURS and is_outside:
             break
-        is_outside = is_outside or origin == _OF_TORCH
+        is_outside = is_outside or origin == _OF_FRAMEWORK
         frame = frame.f_back
     return ""
 
@@ -65,7 +69,7 @@ def innermost_line() -> str:
 def _origin(file: str) -> int:
     if file.startswith(_OWN):
         return _OF_OURS
-    return _OF_TORCH if file.startswith(_TORCH) else _OF_USER
+    return _OF_FRAMEWORK if file.startswith(_FRAMEWORKS) else _OF_USER
 
 
 def _remembered(frame: FrameType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -11,8 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.core.values import STATISTICS
-from trainermon.dump.encode import TensorLeaf
-from trainermon.dump.forms import TensorReading, numbers_text
+from trainermon.dump.forms import ElementKind, TensorLeaf, TensorReading, numbers_text
 from trainermon.statistics.kernel import write
 from trainermon.statistics.layout import PLAIN_TYPES
 
@@ -73,7 +73,7 @@ class TensorReadings:
         self._memory: TensorMemory[TensorReading] = TensorMemory()
 
     @property
-    def wait_for_device(self) -> bool:
+    def waits_for_device(self) -> bool:
         """Whether `resolve` would have to wait for an accelerator to finish its work."""
         return self._statistics.waits_for_device
 
@@ -179,8 +179,17 @@ class _WrittenRows:
             return
         rows = self._rows[: len(self._waiting)].tolist()
         for (reading, dtype), row in zip(self._waiting, rows, strict=True):
-            reading.numbers = numbers_text(row, dtype)
+            reading.numbers = numbers_text(row, element_kind(dtype))
         self._waiting.clear()
+
+
+@functools.cache
+def element_kind(dtype: torch.dtype) -> ElementKind:
+    """Return what the elements of a dtype are; a complex number counts as a fraction."""
+    if dtype is torch.bool:
+        return ElementKind.BOOLEAN
+    is_fraction = dtype.is_floating_point or dtype.is_complex
+    return ElementKind.FRACTION if is_fraction else ElementKind.INTEGER
 
 
 def has_elements(tensor: Tensor) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainermon.dump.encode import TensorLeaf, encode
-from trainermon.dump.forms import TensorForm, tensor_form
+from trainermon.dump.encode import encode, tensor_form
+from trainermon.dump.forms import TensorForm, TensorLeaf
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.guard import ContainedCall
 
@@ -63,7 +63,7 @@ class VariableWriter:
             if leaf.tensor.requires_grad:
                 is_leaf = leaf.tensor.grad_fn is None
                 hook = ContainedCall(self, self._gradient, (key, leaf.slot))
-                handle = leaf.tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                handle = leaf.tensor.register_hook(hook)
                 if is_leaf:
                     self._handles.append(handle)
 

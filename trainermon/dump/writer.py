@@ -15,13 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private, replace_file
 from trainermon.core.values import DumpTask, SourceMode
-from trainermon.dump.call_tree import CallTree, object_text
-from trainermon.dump.encode import TensorLeaf
+from trainermon.dump.files.call_tree import CallTree, object_text
+from trainermon.dump.files.framework import FrameworkTensors
 from trainermon.dump.files.lines import LineFile, Places
 from trainermon.dump.files.records import (
     CONSTRUCT_FILE,
@@ -35,9 +33,8 @@ from trainermon.dump.files.records import (
     DumpInfo,
 )
 from trainermon.dump.files.sources import sources_text
-from trainermon.dump.forms import json_text, quoted
-from trainermon.dump.statistics import TensorReadings
-from trainermon.dump.tensor_folder import TensorFolder
+from trainermon.dump.files.tensor_folder import TensorFolder
+from trainermon.dump.forms import TensorLeaf, json_text, quoted
 
 TASKS = (*DumpTask, "structure")
 
@@ -81,8 +78,9 @@ class DumpWriter:
         self.task = task
         self.info = dataclasses.replace(info, complete=False)
         self.with_tensors = task == "tensor"
+        self.tensors = self._framework_tensors()
         self._tensors = self._tensor_folder(max_bytes, self.directory if final is None else final)
-        self._readings = TensorReadings()
+        self._readings = self.tensors.reader()
         self._data: Places = {}
         self._root: Places = {}
         self._published = -1
@@ -126,7 +124,7 @@ class DumpWriter:
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
 
-    def reread(self, tensors: Sequence[Tensor]) -> None:
+    def reread(self, tensors: Sequence[Any]) -> None:
         """Drop the statistics remembered for `tensors`: a collective has changed them, which torch does not count."""
         self._readings.reread(tensors)
 
@@ -191,7 +189,7 @@ class DumpWriter:
 
     def flush_at_once(self) -> None:
         """Flush, unless that would wait for a device; called before a call that may never return."""
-        if not self._readings.wait_for_device:
+        if not self._readings.waits_for_device:
             self.flush()
 
     def take_classes(self, classes: Iterable[type]) -> None:
@@ -273,7 +271,7 @@ class DumpWriter:
         head = {
             "task": self.task,
             "level": self.level,
-            "framework": "pytorch",
+            "framework": self.tensors.framework,
             "dump_data_dir": str(self._tensors.final.absolute()) if self.saves_any else None,
         }
         yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
@@ -297,8 +295,14 @@ class DumpWriter:
             with contextlib.suppress(DumpError, OSError, RuntimeError):
                 self.flush()
 
+    def _framework_tensors(self) -> FrameworkTensors:
+        """Return what is asked about tensors: torch's here; subclasses write those of other frameworks."""
+        from trainermon.dump.torch_tensors import TorchTensors  # loads torch, which other frameworks do without
+
+        return TorchTensors()
+
     def _tensor_folder(self, max_bytes: int, final: Path) -> TensorFolder:
-        return TensorFolder(self.directory / TENSOR_FOLDER, max_bytes, final=final / TENSOR_FOLDER)
+        return TensorFolder(self.directory / TENSOR_FOLDER, max_bytes, self.tensors, final=final / TENSOR_FOLDER)
 
     def _save(self, name: str, leaf: TensorLeaf) -> None:
         try:

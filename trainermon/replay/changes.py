@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.dump.files.verdicts import Reproducibility
-from trainermon.dump.selecting_writer import checksum
+from trainermon.dump.torch_tensors import checksum
 from trainermon.hooks.names import plain_name
 from trainermon.replay.attributes import OF_TORCH, global_generators, has_attributes
 from trainermon.replay.precise import has_memory

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainermon.dump.gradients import is_foreign
-from trainermon.dump.selecting_writer import checksum
+from trainermon.dump.torch_tensors import checksum
 from trainermon.hooks.replayable import Replayable
 from trainermon.hooks.tree import tensors_of
 from trainermon.replay.attributes import ModuleAttributes

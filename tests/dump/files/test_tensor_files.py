@@ -9,7 +9,7 @@ import torch
 
 from trainermon.dump.files import tensor_files
 from trainermon.dump.files.tensor_files import load_tensor, save_tensor, suffix_for
-from trainermon.dump.selecting_writer import checksum
+from trainermon.dump.torch_tensors import checksum
 
 COMMON = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -13,8 +13,8 @@ from torch import Tensor
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.randomness import is_drawn
-from trainermon.dump.encode import TensorLeaf
-from trainermon.dump.forms import tensor_form
+from trainermon.dump.encode import tensor_form
+from trainermon.dump.forms import TensorLeaf
 
 GENERATOR = "generator"
 # These may drop something inside.

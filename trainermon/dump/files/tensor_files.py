@@ -36,7 +36,6 @@ _STORAGES = {
     torch.uint8: "ByteStorage",
     torch.bool: "BoolStorage",
 }
-SUFFIXES = (".pt", ".npy")
 # What numpy's files hold, and how numpy calls it.
 _NUMPY_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_STORAGES, torch.complex64, torch.complex128)}
 _NUMPY_NAMES |= {torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64"}

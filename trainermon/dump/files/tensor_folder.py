@@ -7,14 +7,14 @@ import os
 import re
 import zlib
 from pathlib import Path
-
-from torch import Tensor
+from typing import Any
 
 from trainermon.core.private_files import make_private_folder
-from trainermon.dump.encode import TensorLeaf
-from trainermon.dump.files.tensor_files import SUFFIXES, save_tensor, suffix_for
+from trainermon.dump.files.framework import FrameworkTensors
+from trainermon.dump.forms import TensorLeaf
 
 MAX_NAME = 200
+SUFFIXES = (".pt", ".npy")
 
 
 class TensorFolder:
@@ -23,6 +23,7 @@ class TensorFolder:
     Args:
         path: The folder; see `prepare`.
         max_bytes: Beyond them nothing is saved any more.
+        tensors: The framework's.
         final: Where the folder will be taken afterwards, None: it stays.
         file_format: `pt` or `npy`.
 
@@ -33,11 +34,20 @@ class TensorFolder:
         over_quota: Tensors that were not saved for the quota.
     """
 
-    def __init__(self, path: Path, max_bytes: int, *, final: Path | None = None, file_format: str = "pt") -> None:
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        tensors: FrameworkTensors,
+        *,
+        final: Path | None = None,
+        file_format: str = "pt",
+    ) -> None:
         self.path = path
         self.final = path if final is None else final
         self.num_bytes = self.over_quota = 0
         self._max_bytes = max_bytes
+        self._tensors = tensors
         self._file_format = file_format
 
     def prepare(self, *, is_used: bool) -> None:
@@ -65,11 +75,11 @@ class TensorFolder:
             Exception: The disk is full, or the type cannot be saved; no part of the file is left.
         """
         tensor, reading = leaf.tensor, leaf.form.reading
-        if reading is None or not tensor.numel() or tensor.is_meta:
+        size = 0 if reading is None else self._tensors.num_bytes(tensor)
+        if reading is None or not size:
             return
-        file_name = _file_name(name, suffix_for(tensor, self._file_format))
+        file_name = _file_name(name, self._tensors.suffix(tensor, self._file_format))
         known = reading.file_name
-        size = tensor.numel() * tensor.element_size()
         if known is None and self.num_bytes + line_bytes + size > self._max_bytes:
             self.over_quota += 1
             return
@@ -86,8 +96,8 @@ class TensorFolder:
     def write_waiting(self) -> None:
         """Do nothing: here every tensor is written at once. A subclass that lets them wait writes them."""
 
-    def _store(self, tensor: Tensor, path: Path) -> int:
-        return save_tensor(tensor, path)
+    def _store(self, tensor: Any, path: Path) -> int:
+        return self._tensors.save(tensor, path)
 
     def _link(self, known: str, file_name: str) -> bool:
         try:
