@@ -61,6 +61,7 @@ class CompareOptions:
         mappings: Names of the target, and what they are called in the golden dump.
         target_sizes: The target's numbers of ranks by axis (`tp`, `dp`, `pp`), if its dumps do not tell them.
         golden_sizes: Likewise, those of the golden side.
+        merged: Axes (`tp`, `pp`) along which ranks are put together though both sides have as many.
         ray: Address of the Ray cluster on which the dumps of two runs are compared; None: in processes of this machine.
     """
 
@@ -72,6 +73,7 @@ class CompareOptions:
     ray: str | None = None
     target_sizes: Mapping[str, int] = field(default_factory=dict)
     golden_sizes: Mapping[str, int] = field(default_factory=dict)
+    merged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,13 @@ def pairs_of(target: Path, golden: Path, options: CompareOptions) -> list[PlaceP
     Raises:
         DumpError: a side has no dump, none of them belong together, or ranks of a model are missing.
     """
-    return find_pairs(target, golden, target_sizes=options.target_sizes, golden_sizes=options.golden_sizes)
+    return find_pairs(
+        target,
+        golden,
+        target_sizes=options.target_sizes,
+        golden_sizes=options.golden_sizes,
+        merged=options.merged,
+    )
 
 
 def num_cores() -> int:

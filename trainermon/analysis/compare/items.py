@@ -36,7 +36,7 @@ class DumpRow(NamedTuple):
     `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of that. `dtype` and
     `shape` are None where there is no value. `max`, `min`, `mean`, `norm` are numbers, None, or for a text argument the
     text. `nans` and `infs` count elements; None: not counted. `checksum` is (algorithm, digits), `data_name` the name
-    of the tensor's file.
+    of the tensor's file. `merged` says what the row was put together from (`2 parts, tp`); "": it was dumped as it is.
     """
 
     place: str
@@ -52,6 +52,7 @@ class DumpRow(NamedTuple):
     infs: int | None = None
     checksum: tuple[str, str] | None = None
     data_name: str | None = None
+    merged: str = ""
 
     @property
     def is_tensor(self) -> bool:

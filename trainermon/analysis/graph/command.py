@@ -18,7 +18,9 @@ from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
+from trainermon.analysis.graph.first import shown_first
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.levels import LEVELS, read_levels
 from trainermon.analysis.graph.markdown import as_markdown
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
 from trainermon.analysis.graph.page.output import (
@@ -26,11 +28,10 @@ from trainermon.analysis.graph.page.output import (
     MAX_DETAILED,
     details_of,
     open_server,
-    shown_first,
     write_page,
 )
 from trainermon.analysis.graph.page.serving import LOOPBACK, GraphServer, serve
-from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, read_graphs
+from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph
 from trainermon.analysis.graph.screen import TreeScreen
 from trainermon.analysis.tensor.screen import printable, table
 from trainermon.core.errors import DumpError
@@ -41,7 +42,8 @@ from trainermon.core.terminal.progress import ProgressBar
 DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 NESTS = ("stack",)
-_ENDINGS = (".html", ".md", SUFFIX)
+_PAGE = ".html"
+_ENDINGS = (_PAGE, ".md", SUFFIX)
 _REFUSED = (".pdf", ".png", ".svg", ".json", ".txt", ".csv", ".htm", ".xlsx", ".db")
 _DEPTH = 1
 
@@ -64,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step", type=int, help="only this step")
     parser.add_argument("--rank", type=int, help="only this rank")
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        help="compare each rank, tensor parallel ranks put together, or the whole model (default: each; where both "
+        "sides share the model differently, the whole; a page has all)",
+    )
     parser.add_argument(
         "--depth",
         type=int,
@@ -130,11 +138,13 @@ def main(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> tuple[bool, GraphServer | None]:
     """Read the graphs and print them; return whether one has a finding, and the server that is asked for."""
     how = {"step": args.step, "rank": args.rank, "by_stack": args.nest == NESTS[0]}
+    is_served = args.serve is not None or args.open
+    for_page = is_served or (args.output is not None and args.output.name.endswith(_PAGE))
     with ProgressBar("reading dumps"):
-        graphs = list(read_graphs(args.path, args.golden, options=read_options(args), **how))
+        graphs = read_levels(args.path, args.golden, args.level, options=read_options(args), how=how, for_page=for_page)
     _show(graphs, args)
     server = None
-    if args.serve is not None or args.open:
+    if is_served:
         sys.stdout.flush()
         server = open_server(graphs, args.serve or "", golden=str(args.golden or ""), in_browser=args.open)
     return any(one.found.findings for one in graphs), server
@@ -160,15 +170,20 @@ def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
     if args.json:
         documents = [
             as_document(one.directory, one.tree, one.found, find_flow(one.tree), overflow=args.overflow)
-            for one in graphs
+            for one in _told(graphs)
         ]
         sys.stdout.write(json.dumps(documents, indent=1) + "\n")
     else:
-        sys.stdout.write(_screen(graphs, args.depth, overflow=args.overflow))
+        sys.stdout.write(_screen(_told(graphs), args.depth, overflow=args.overflow))
     if args.output is not None:
         with ProgressBar(f"writing {args.output}"):
             _write(graphs, args)
         note(f"wrote {args.output}")
+
+
+def _told(graphs: Sequence[DumpGraph]) -> list[DumpGraph]:
+    """Return the graphs of the first level: what a page has beside them says the same once more."""
+    return [one for one in graphs if one.level == graphs[0].level]
 
 
 def _write(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:

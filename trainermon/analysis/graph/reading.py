@@ -39,6 +39,7 @@ class DumpGraph(NamedTuple):
         step: None: not known.
         rank: Likewise; of several ranks which whole it is.
         parts: The folders of the dumps that it was put together from; none: it is one.
+        level: How far ranks were put together, see `levels.py`.
     """
 
     label: str
@@ -49,6 +50,7 @@ class DumpGraph(NamedTuple):
     step: int | None = None
     rank: int | None = None
     parts: tuple[Path, ...] = ()
+    level: str = "each"
 
     def stacks(self) -> Mapping[str, Sequence[str]]:
         """Return the lines that made each call of the target, by its key, innermost first; reads a dump's stack.json.

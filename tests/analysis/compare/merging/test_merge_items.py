@@ -96,14 +96,14 @@ def merged(items, whole, **more):
 def test_copies_are_one():
     item, counts = merged([item_of(TOTAL), item_of(TOTAL)], TOTAL)
 
-    assert item == item_of(TOTAL)
+    assert item == item_of(TOTAL, merged="2 copies, tp")
     assert counts.copies == 1
 
 
 def test_copies_that_differ_are_told_and_the_worst_is_shown():
     item, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL)
 
-    assert item == item_of(TOTAL * 1.5)
+    assert item == item_of(TOTAL * 1.5, merged="tp 1 of 2 that differ")
     assert counts.diverged == ["row (most: tp 1)"]
 
 
@@ -118,6 +118,17 @@ def test_a_copy_with_a_fault_is_no_part_of_a_sum():
     _, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL, sums=None)
 
     assert counts.diverged == ["row (most: tp 1)"]
+
+
+def test_parts_of_which_none_tells_the_dimension_have_the_statistics_of_all_where_both_sides_deal_alike():
+    parts = [item_of(share) for share in SHARES]
+    alike = ReferenceRow(shape=SHARES[0].shape, parts=2, is_dealt=True)
+
+    item = merge_row(MergedRow(name="row", items=parts, reference=alike), {}, MergeCounts())
+
+    assert item is not None
+    assert (item.max, item.min, item.merged) == (SHARES.max(), SHARES.min(), "2 parts, tp")
+    assert item.norm == pytest.approx(np.linalg.norm(SHARES))
 
 
 def test_what_a_function_makes_of_one_rank_alone_is_left_out():

@@ -33,11 +33,13 @@ class ReferenceRow:
         shape: The tensor's shape there; None: not a tensor.
         parts: Number of ranks along the axis there.
         item: The row itself, if it is whole; else None.
+        is_dealt: Whether its ranks along the axis have different values of one shape: parts, and no copies.
     """
 
     shape: tuple[int, ...] | None
     parts: int = 1
     item: DumpRow | None = None
+    is_dealt: bool = False
 
 
 @dataclass(slots=True)
@@ -107,23 +109,41 @@ def merge_row(row: MergedRow, sources: Sources, counts: MergeCounts) -> DumpRow 
 def _merge_tensors(row: MergedRow, sources: Sources, counts: MergeCounts) -> DumpRow | None:
     first, dim = row.items[0], _dimension(row)
     if dim is not None:
-        counts.split += 1
-        stride = row.split[1] if row.split and row.split[0] == dim else 1
-        return _stored(concatenated(row.items, dim), row, sources, dim=dim, stride=stride)
+        return _of_parts(row, sources, counts, dim)
     is_mask_of_own = row.is_own and not roundoff(row.items)  # the same statistics make no copies of these
     if is_mask_of_own or any(item.shape != first.shape for item in row.items) or (row.is_function and not _fits(row)):
         return _left_out(row, counts, counts.unclear)
     if row.sums is not True and _are_copies(row.items):
         counts.copies += 1
-        return first
+        return first._replace(merged=f"{len(row.items)} copies, {row.axis}")
     if row.sums or (row.sums is None and _adds_up(row)):
         counts.sums += 1
-        return _stored(summed(row.items), row, sources, dim=None)
+        total = _stored(summed(row.items), row, sources, dim=None)
+        return total._replace(merged=f"sum of {len(row.items)}, {row.axis}")
     if row.is_function and (row.is_own or not _has_sound_copy(row)):
         return _left_out(row, counts, counts.diverged)
     index = _farthest(row)
     counts.diverged.append(f"{row.name} (most: {row.axis} {index})")
-    return row.items[index]
+    return row.items[index]._replace(merged=f"{row.axis} {index} of {len(row.items)} that differ")
+
+
+def _of_parts(row: MergedRow, sources: Sources, counts: MergeCounts, dim: int) -> DumpRow:
+    counts.split += 1
+    stride = row.split[1] if row.split and row.split[0] == dim else 1
+    whole = _stored(concatenated(row.items, dim), row, sources, dim=dim, stride=stride)
+    return whole._replace(merged=f"{len(row.items)} parts, {row.axis}")
+
+
+def _is_dealt_alike(row: MergedRow) -> bool:
+    """Return whether both sides are dealt out to as many ranks, in parts of one shape: in which dimension, none tells.
+
+    Of all elements together the statistics are the same whichever it is.
+    """
+    other = row.reference
+    is_alike = (
+        other is not None and other.is_dealt and (other.parts, other.shape) == (len(row.items), row.items[0].shape)
+    )
+    return is_alike and bool(row.items[0].shape) and not _are_copies(row.items)
 
 
 def _left_out(row: MergedRow, counts: MergeCounts, names: list[str]) -> DumpRow | None:
@@ -227,7 +247,9 @@ def _dimension(row: MergedRow) -> int | None:
     exact = [dim for dim in possible if _without(first, dim) == _without(other, dim)]
     if exact or possible:
         return (exact or possible)[-1]
-    return row.split[0] if row.split and first == other and parts == len(shapes) else None
+    if row.split and first == other and parts == len(shapes):
+        return row.split[0]
+    return len(first) - 1 if _is_dealt_alike(row) else None
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -235,10 +257,11 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 def _are_copies(items: Sequence[DumpRow]) -> bool:
-    return all(_is_copy(item, items[0]) for item in items[1:])
+    return all(is_copy(item, items[0]) for item in items[1:])
 
 
-def _is_copy(item: DumpRow, other: DumpRow) -> bool:
+def is_copy(item: DumpRow, other: DumpRow) -> bool:
+    """Return whether two rows are apart by no more than kernels that add up in another order."""
     size = relative_size(item, other)
     return size is None or size <= COPY_TOLERANCE * roundoff((item, other))
 
@@ -246,7 +269,7 @@ def _is_copy(item: DumpRow, other: DumpRow) -> bool:
 def _has_sound_copy(row: MergedRow) -> bool:
     """Return whether a rank has what the other side has: then all should have it, unless it is a mask or an index."""
     other = row.reference.item if row.reference else None
-    return other is not None and roundoff((other,)) > 0 and any(_is_copy(item, other) for item in row.items)
+    return other is not None and roundoff((other,)) > 0 and any(is_copy(item, other) for item in row.items)
 
 
 def _adds_up(row: MergedRow) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trainermon.analysis.compare.items import DumpCall, DumpRow
-from trainermon.analysis.compare.merging.merge_items import ReferenceRow
+from trainermon.analysis.compare.merging.merge_items import ReferenceRow, is_copy
 from trainermon.analysis.compare.merging.ranks import Key, MergedSide, Name, RankCalls, keyed
 from trainermon.dump.files.records import BACKWARD, FORWARD
 
@@ -19,16 +19,22 @@ class SharedReferences:
     def __init__(self, side: MergedSide) -> None:
         self._sizes = {axis: side.size(axis) for axis in ("tp", "dp", "pp")}
         self._items: dict[tuple[Key, str], DumpRow] = {}
+        self._dealt: set[tuple[Key, str]] = set()
         self._order: dict[Key, int] = {}
         self.counts: Counter[Name] = Counter()
-        for rank in side.ranks:
-            if rank.place("tp") or rank.place("dp"):
+        first = {axis: min(rank.place(axis) for rank in side.ranks) for axis in ("tp", "dp")}
+        ranks = [rank for rank in side.ranks if rank.place("dp") == first["dp"]]
+        for rank in ranks:
+            if rank.place("tp") != first["tp"]:
                 continue
             for key, call in keyed(rank.rows.calls):
                 self.counts[key[:2]] += 1
                 self._order.setdefault(key, len(self._order))
                 for item in call.items:
                     self._items.setdefault((key, item.place), item)
+        for rank in ranks:
+            if rank.place("tp") != first["tp"]:
+                self._note_parts(rank)
 
     def of(self, key: Key, place: str, axis: str) -> ReferenceRow | None:
         """Return what the other side has at `place` (`input.0`) of the call `key`; None if nothing.
@@ -39,8 +45,21 @@ class SharedReferences:
         item = self._items.get((key, place)) or self._items.get(((*key[:2], 0), place))
         if item is None:
             return None
-        is_same = (key, place) in self._items and self._sizes["tp"] == self._sizes["dp"] == 1
-        return ReferenceRow(shape=item.shape, parts=self._sizes[axis], item=item if is_same else None)
+        is_dealt = (key, place) in self._dealt
+        is_same = (key, place) in self._items and self._sizes["dp"] == 1 and not is_dealt
+        return ReferenceRow(
+            shape=item.shape,
+            parts=self._sizes[axis],
+            item=item if is_same else None,
+            is_dealt=is_dealt and axis == "tp",
+        )
+
+    def _note_parts(self, rank: RankCalls) -> None:
+        for key, call in keyed(rank.rows.calls):
+            for item in call.items:
+                first = self._items.get((key, item.place))
+                if first is not None and item.is_tensor and item.shape == first.shape and not is_copy(item, first):
+                    self._dealt.add((key, item.place))
 
     def is_larger(self, rank: RankCalls) -> bool:
         """Return whether the other side's forward tensors are larger than this replica's, as after a larger batch."""

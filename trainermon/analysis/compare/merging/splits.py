@@ -1,7 +1,8 @@
 """Which dumps of a step are parts of one whole: ranks that share a model differently on the two sides.
 
 Ranks of an axis (tensor, pipeline, data parallel) are brought together where the two sides have another number of them;
-where both have as many, rank is compared with rank. Places come from the dumps, or from what the user says of them.
+where both have as many, rank is compared with rank, if nobody asks for the whole. Places come from the dumps, or from
+what the user says of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainermon.analysis.compare.merging.places import DumpLocation, DumpShard, PlacePair, find_places, pair_places
@@ -42,16 +43,18 @@ def find_pairs(
     *,
     target_sizes: Mapping[str, int] | None = None,
     golden_sizes: Mapping[str, int] | None = None,
+    merged: Collection[str] = (),
 ) -> list[PlacePair]:
     """Return which dumps below the folder `target` are compared with which below `golden`.
 
-    Dumps of ranks that hold parts of one model count as one; see `bring_together` for the sizes.
+    Dumps of ranks that hold parts of one model count as one; see `bring_together` for the sizes, and `merged`.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or ranks of a whole are missing.
     """
     sides = find_places(target), find_places(golden)
-    return pair_places(*bring_together(*sides, target_sizes=target_sizes, golden_sizes=golden_sizes))
+    whole = bring_together(*sides, target_sizes=target_sizes, golden_sizes=golden_sizes, merged=merged)
+    return pair_places(*whole)
 
 
 def bring_together(
@@ -60,11 +63,13 @@ def bring_together(
     *,
     target_sizes: Mapping[str, int] | None = None,
     golden_sizes: Mapping[str, int] | None = None,
+    merged: Collection[str] = (),
 ) -> tuple[list[DumpLocation], list[DumpLocation]]:
     """Join, on either side, the dumps of ranks that hold parts of one model into one location with `parts`.
 
     `target_sizes` and `golden_sizes` are for dumps that do not tell their layout: numbers of ranks by axis, where ranks
-    are numbered as Megatron does, tensor parallel ones first.
+    are numbered as Megatron does, tensor parallel ones first. Along the axes `merged` ranks are joined though both
+    sides have as many.
 
     Returns:
         The locations of the target, and those of the golden side.
@@ -76,7 +81,8 @@ def bring_together(
         return list(targets), list(goldens)  # these were meant
     ours = [(place, _layout(place, target_sizes)) for place in targets]
     theirs = [(place, _layout(place, golden_sizes)) for place in goldens]
-    axes = [axis for axis in MERGED if _size(ours, axis) != _size(theirs, axis)]
+    sizes = {axis: (_size(ours, axis), _size(theirs, axis)) for axis in MERGED}
+    axes = [axis for axis, (one, other) in sizes.items() if one != other or (axis in merged and one > 1)]
     if not axes:
         return list(targets), list(goldens)
     return list(_merged(ours, axes)), list(_merged(theirs, axes))

@@ -98,7 +98,8 @@ def _row(row: DumpRow | None, golden: DumpRow | None) -> dict[str, Any]:
     blank = {"error": None, "result": "", "message": ""}
     files = {"file": row.data_name, "golden_file": golden.data_name if golden else None}
     numbers = {"ours": _numbers(row), "golden": golden and _numbers(golden)}
-    return {"place": row.place, "kind": kind, **numbers, **blank} | {name: one for name, one in files.items() if one}
+    more = files | {"merged": row.merged}
+    return {"place": row.place, "kind": kind, **numbers, **blank} | {name: one for name, one in more.items() if one}
 
 
 def _numbers(row: DumpRow) -> list[Any]:

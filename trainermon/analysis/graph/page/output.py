@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.analysis.compare.merging.splits import layout_at
 from trainermon.analysis.graph.database.details import details_of_database
 from trainermon.analysis.graph.database.schema import SUFFIX
+from trainermon.analysis.graph.first import shown_first
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.levels import axes_of
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
 from trainermon.analysis.graph.page.packing import PackedRank, pack
@@ -29,11 +30,6 @@ MAX_DETAILED = 20_000
 """Pages of up to so many nodes have the details of all, if nothing else is asked for."""
 
 
-def shown_first(graphs: Sequence[DumpGraph]) -> DumpGraph:
-    """Return the first graph that has a finding; of none that has, the first."""
-    return next((one for one in graphs if one.found.findings), graphs[0])
-
-
 def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: str | None) -> None:
     """Write the page of `graphs` to the file `path`, with the details that `choice`, one of `DETAILS`, names.
 
@@ -46,7 +42,7 @@ def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: 
     code = PageCode()
     details = (details_of(one).among(_detailed(one, choice, len(graphs))) for one in graphs)
     ranks = [_packed(one, found, code, served=served) for one, found in zip(graphs, details, strict=True)]
-    page = render_page(_title(graphs), pack(ranks, code, golden, served=served), served=served)
+    page = _rendered(graphs, pack(ranks, code, golden, served=served, first=_first_place(graphs)), served=served)
     try:
         if served:
             replace_file(path.with_suffix(DETAILS_SUFFIX), pack_details(_all_details(graphs)))
@@ -63,7 +59,7 @@ def open_server(graphs: Sequence[DumpGraph], address: str, *, golden: str, in_br
     """
     code = PageCode()
     ranks = [_packed(one, {}, code, served=True) for one in graphs]
-    page = render_page(_title(graphs), pack(ranks, code, golden, served=True), served=True)
+    page = _rendered(graphs, pack(ranks, code, golden, served=True, first=_first_place(graphs)), served=True)
     host, port = _address(address)
     try:
         server = GraphServer(page, [details_of(one) for one in graphs], host=host, port=port)
@@ -84,9 +80,14 @@ def _address(text: str) -> tuple[str, int]:
     return (host or LOOPBACK, int(port)) if port.isdecimal() else (text or LOOPBACK, 0)
 
 
-def _title(graphs: Sequence[DumpGraph]) -> str:
-    shown = shown_first(graphs)
-    return f"{shown.tree.nodes[0].name}: {shown.found.sentence}"
+def _rendered(graphs: Sequence[DumpGraph], packed: bytes, *, served: bool) -> str:
+    shown = graphs[_first_place(graphs)]
+    return render_page(f"{shown.tree.nodes[0].name}: {shown.found.sentence}", packed, served=served)
+
+
+def _first_place(graphs: Sequence[DumpGraph]) -> int:
+    shown = shown_first([one for one in graphs if one.level == graphs[0].level])
+    return next(place for place, one in enumerate(graphs) if one is shown)
 
 
 def details_of(graph: DumpGraph) -> NodeDetails:
@@ -110,16 +111,11 @@ def _packed(graph: DumpGraph, details: Mapping[str, Any], code: PageCode, *, ser
         lines=code.add(graph.tree, details_of(graph).stacks(), graph.sources(), shown),
         step=graph.step,
         rank=graph.rank,
-        axes=_axes(graph.directory),
+        axes=", ".join(f"{axis} {place}" for axis, (place, _) in axes_of(graph).items()),
         golden="" if graph.comparison is None else str(graph.comparison.golden),
+        level=graph.level,
+        notes=() if graph.comparison is None else graph.comparison.notes,
     )
-
-
-def _axes(directory: Path) -> str:
-    """Return where the rank of a dump stands along the axes with more than one place."""
-    if not directory.is_dir():
-        return ""
-    return ", ".join(f"{axis} {place}" for axis, (place, size) in layout_at(directory).axes.items() if size > 1)
 
 
 def _all_details(graphs: Sequence[DumpGraph]) -> Iterator[bytes | None]:

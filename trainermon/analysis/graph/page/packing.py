@@ -40,6 +40,8 @@ class PackedRank(NamedTuple):
         rank: Likewise.
         axes: Where the rank stands in the job, as `tp 1, pp 0`; "": not known.
         golden: The folder of the dump that it was held against; "": none.
+        level: How far ranks were put together, see `levels.py`.
+        notes: What a reader should know of how it was compared.
     """
 
     label: str
@@ -53,6 +55,8 @@ class PackedRank(NamedTuple):
     rank: int | None = None
     axes: str = ""
     golden: str = ""
+    level: str = "each"
+    notes: Sequence[str] = ()
 
 
 class ColumnBody:
@@ -77,13 +81,15 @@ class ColumnBody:
         return self._offsets[digest]
 
 
-def pack(ranks: Sequence[PackedRank], code: PageCode, golden: str = "", *, served: bool = False) -> bytes:
+def pack(
+    ranks: Sequence[PackedRank], code: PageCode, golden: str = "", *, served: bool = False, first: int = 0
+) -> bytes:
     """Return the bytes that `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
 
     `code` is that of all ranks. What ranks have in common, tree and edges, is there once for all that have the same; so
     is any column, so that equal offsets mean equal columns. `golden` is the folder that they were held against. Where
     the page is `served`, it asks for details that it has not by their number: that of the node, counted through all
-    ranks.
+    ranks. `first` is the place of the rank that is shown first.
     """
     body = ColumnBody()
     skeletons: dict[bytes, int] = {}
@@ -101,6 +107,7 @@ def pack(ranks: Sequence[PackedRank], code: PageCode, golden: str = "", *, serve
     head = {
         "version": VERSION,
         "golden": golden,
+        "first": first,
         "served": served,
         "line_texts": list(code.lines),
         "code": code.excerpts,
@@ -136,6 +143,8 @@ def _member(rank: PackedRank, skeleton: int, body: ColumnBody) -> dict[str, Any]
         "step": rank.step,
         "rank": rank.rank,
         "axes": rank.axes,
+        "level": rank.level,
+        "notes": list(rank.notes),
         "golden_dump": rank.golden,
         "dtype_names": measures.names,
         "dump": rank.dump,

@@ -48,7 +48,7 @@ _BODY = """<body class="graph">
 <input id="search" type="search" placeholder="search  /" aria-label="search">
 <button type="button" id="all">all</button><button type="button" id="show-help" aria-label="help">?</button>
 </div></header>
-<div class="bar"><nav id="levels" aria-label="where it is"></nav><span id="colour"></span></div>
+<div class="bar"><nav id="levels" aria-label="where it is"></nav><span id="dials"></span></div>
 <canvas id="map" role="img" aria-label="the step in execution order, with the worst verdict at each place"></canvas>
 <main class="work"><div class="stage"><ul id="tree" class="visually-hidden" role="tree" tabindex="0"
 aria-label="the calls; use the arrow keys"></ul><canvas id="graph" aria-hidden="true"></canvas>

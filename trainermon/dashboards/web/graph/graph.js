@@ -32,7 +32,7 @@ async function loadGraphs() {
 function start(graphs) {
   const asked = new URLSearchParams(location.hash.slice(1) || location.search);
   const place = placeOf(graphs, asked.get("of"));
-  const view = new GraphView(graphs, place >= 0 ? place : Math.max(0, graphs.findIndex((one) => one.findings.length)));
+  const view = new GraphView(graphs, place >= 0 ? place : graphs.findIndex((one) => one.isFirst));
   const actions = actionsOf(view);
   listenToKeys(actions);
   showKeys(byId("keys"), actions);

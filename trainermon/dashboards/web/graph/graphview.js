@@ -5,7 +5,7 @@ import { colouringOf, MODES } from "./colouring.js";
 import { showLevels } from "./levels.js";
 import { openMenu } from "./menu.js";
 import { GraphPane } from "./pane.js";
-import { showPanel } from "./panel.js";
+import { showPanel } from "./panel/panel.js";
 import { cellsOf, groupsOf, nodeIn } from "./ranks.js";
 import { collectConfig, diffCommand, saveJson, savePng, saveSvg } from "./saving.js";
 import { findNodes } from "./search.js";
@@ -15,16 +15,19 @@ import { selectInTree, showTree } from "./tree.js";
 
 /** @import { Graph } from "./types.js" */
 
+const LEVELS = { each: "each rank", tp: "tp merged", model: "whole model" };
 const TONES = ["page", "panel", "plot", "ink", "muted", "faint", "grid", "edge", "accent", "accent-2", "good", "good-soft", "info", "info-soft", "warning", "critical", "fatal"];
 
 export class GraphView {
   /**
-   * @param {Graph[]} graphs
+   * @param {Graph[]} all
    * @param {number} shown
    */
-  constructor(graphs, shown) {
-    this.graphs = graphs;
-    this.shown = shown;
+  constructor(all, shown) {
+    this.all = all;
+    /** Those of the level that is shown. */
+    this.graphs = all.filter((one) => one.level === all[shown].level);
+    this.shown = this.graphs.indexOf(all[shown]);
     this.selected = 0;
     this.finding = -1;
     /** @type {number[]} */
@@ -41,9 +44,10 @@ export class GraphView {
     this.mirror = perFrame(() => showTree(byId("tree"), this.graph, this.pane.boxes, this.pane.boxOf(this.selected)));
     this.pane.onarrange = this.mirror;
     this.pane.onmenu = (node, point) => (this.select(node), this.openMenu(point));
-    this.map.style.height = `${mapHeights(graphs.length).height}px`;
     this.colours = selectOf("colour by", MODES.map((mode) => [mode, `colour: ${mode}`]), this.mode, (mode) => this.colourBy(mode));
-    byId("colour").replaceChildren(this.colours);
+    const levels = [...new Set(all.map((one) => one.level))].map((level) => /** @type {[string, string]} */ ([level, LEVELS[/** @type {keyof typeof LEVELS} */ (level)]]));
+    this.levels = selectOf("ranks put together", levels, this.graph.level, (level) => this.showLevel(level));
+    byId("dials").replaceChildren(...(levels.length > 1 ? [this.levels] : []), this.colours);
   }
 
   get graph() {
@@ -65,9 +69,9 @@ export class GraphView {
   /**
    * Shows the graph of another rank or step, at the same node if it is built alike.
    * @param {number} place
+   * @param {Graph} [before] - the graph of the selected node
    */
-  showRank(place) {
-    const before = this.graph;
+  showRank(place, before = this.graph) {
     this.shown = (place + this.graphs.length) % this.graphs.length;
     this.finding = -1;
     this.search.value = "";
@@ -79,8 +83,22 @@ export class GraphView {
     this.goTo(there >= 0 ? there : this.graph.findings[0]?.node ?? 0);
   }
 
+  /**
+   * Shows ranks alone, or put together, at the same node of the same step.
+   * @param {string} level
+   */
+  showLevel(level) {
+    const before = this.graph;
+    this.graphs = this.all.filter((one) => one.level === level);
+    const ofStep = (/** @type {Graph} */ one) => one.step === before.step;
+    const place = this.graphs.findIndex((one) => ofStep(one) && one.findings.length > 0);
+    this.showRank(place >= 0 ? place : Math.max(0, this.graphs.findIndex(ofStep)), before);
+  }
+
   describe() {
     const graph = this.graph;
+    this.levels.value = graph.level;
+    this.map.style.height = `${mapHeights(this.graphs.length).height}px`;
     setText(byId("sentence"), graph.sentence);
     byId("top").dataset.tone = graph.findings.length ? "bad" : graph.worst[0] > VERDICT.unmatched ? "warn" : "good";
     const facts = [nameOf(graph, 0), graph.label, graph.axes, `${graph.count.toLocaleString("en")} nodes`, graph.golden && `against ${graph.golden}`];
@@ -131,7 +149,7 @@ export class GraphView {
     showPanel(byId("panel"), { graph, graphs, shown, groups: this.groups ?? [] }, node, { goTo, showRank });
     showLevels(byId("levels"), graphs, { shown, selected: node }, { goTo, showRank });
     setText(byId("status"), `${nameOf(graph, node)}, ${byId("panel").querySelector(".verdict")?.textContent ?? ""}`);
-    history.replaceState(null, "", graphs.length > 1 ? `#of=${encodeURIComponent(graph.label)}&node=${node}` : `#node=${node}`);
+    history.replaceState(null, "", this.all.length > 1 ? `#of=${encodeURIComponent(graph.label)}&node=${node}` : `#node=${node}`);
     selectInTree(byId("tree"), this.pane.boxOf(node));
     this.pane.repaint();
     this.paintMap();

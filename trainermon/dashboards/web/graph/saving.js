@@ -2,7 +2,7 @@
 
 import { el } from "../dom.js";
 import { draw } from "./canvas.js";
-import { detailOf } from "./details.js";
+import { detailOf } from "./panel/details.js";
 import { asSvg } from "./svg.js";
 import { pathOf, VERDICT } from "./skeleton.js";
 

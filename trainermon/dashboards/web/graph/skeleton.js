@@ -16,13 +16,13 @@ const TYPES = { u8: Uint8Array, i32: Int32Array, f32: Float32Array };
 export function unpack(packed) {
   const length = new DataView(packed).getUint32(0, true);
   /** @type {GraphHeader} */
-  const { skeletons, members, golden, served, line_texts, code } = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length)));
+  const { skeletons, members, golden, first, served, line_texts, code } = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length)));
   const begin = 4 + length + ((8 - ((4 + length) % 8)) % 8);
   /** @param {Record<string, Column>} columns */
   const read = (columns) =>
     Object.fromEntries(Object.entries(columns).map(([name, { type, offset, count }]) => [name, new TYPES[type](packed, begin + offset, count)]));
   const shared = skeletons.map(({ texts, keys, columns }) => ({ texts, keys, count: columns.sizes.count, ...read(columns) }));
-  return members.map(({ columns, ...member }) => /** @type {Graph} */ ({ ...shared[member.skeleton], ...member, ...read(columns), golden, served, line_texts, code }));
+  return members.map(({ columns, ...member }, place) => /** @type {Graph} */ ({ ...shared[member.skeleton], ...member, ...read(columns), golden, isFirst: place === first, served, line_texts, code }));
 }
 
 /**

@@ -20,6 +20,8 @@ export interface DetailRow {
   error: number | string | null;
   result: string;
   message: string;
+  /** What the row was put together from, as `2 parts, tp`. */
+  merged?: string;
   file?: string;
   golden_file?: string;
 }
@@ -46,6 +48,9 @@ export interface RankHeader {
   step: number | null;
   rank: number | null;
   axes: string;
+  /** How far ranks were put together: `each`, `tp` or `model`. */
+  level: string;
+  notes: string[];
   dtype_names: string[];
   skeleton: number;
   sentence: string;
@@ -59,6 +64,8 @@ export interface RankHeader {
 export interface GraphHeader {
   version: number;
   golden: string;
+  /** Place of the rank that is shown first. */
+  first: number;
   served: boolean;
   line_texts: string[];
   code: Record<string, KeptCode>;
@@ -71,6 +78,8 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   texts: string[];
   keys: string[];
   golden: string;
+  /** Whether it is shown first. */
+  isFirst: boolean;
   served: boolean;
   /** Lines of code, as `/a/model.py:118`. */
   line_texts: string[];

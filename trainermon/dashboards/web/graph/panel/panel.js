@@ -1,13 +1,13 @@
 // What is known of the selected node: its tensors on both sides, why it is judged so, and the lines that called it.
 
-import { el } from "../dom.js";
+import { el } from "../../dom.js";
 import { stackSection } from "./code.js";
 import { askFor, canAsk, detailOf } from "./details.js";
 import { rankTable } from "./rankpanel.js";
-import { classOf, KIND, nameOf, pathOf } from "./skeleton.js";
-import { MARKS } from "./scene.js";
+import { classOf, KIND, nameOf, pathOf } from "../skeleton.js";
+import { MARKS } from "../scene.js";
 
-/** @import { DetailRow, Graph, NodeDetail, RankGroup } from "./types.js" */
+/** @import { DetailRow, Graph, NodeDetail, RankGroup } from "../types.js" */
 
 const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not finite, because of what came before", "is wrong", "is where it began"];
 const HEAD = ["max", "min", "mean", "norm"];
@@ -36,6 +36,7 @@ export function showPanel(panel, shown, node, go) {
     el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
     said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
     el("dl", {}, ...facts(graph, node, graph.keys[node] ?? "")),
+    ...(node === 0 ? graph.notes.map((note) => el("p", { cls: "dim" }, `${note}.`)) : []),
     several ? tabs(() => showPanel(panel, shown, node, go)) : null,
     ...body,
   ];
@@ -145,7 +146,7 @@ function tensorTable(rows, isTwofold) {
 function tensorLines(row, isTwofold) {
   const numbers = (/** @type {DetailRow["ours"]} */ side) => HEAD.map((_, at) => el("td", { cls: "number" }, side ? shortNumber(side[at]) : "–"));
   const differs = isTwofold ? [el("td", { cls: `number r-${row.result}`, title: row.message }, row.error === null ? "–" : shortNumber(row.error))] : [];
-  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), el("td", {}, row.kind), ...numbers(row.ours), ...differs)];
+  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), el("td", {}, row.kind, row.merged ? el("span", { cls: "dim" }, ` of ${row.merged}`) : null), ...numbers(row.ours), ...differs)];
   if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, ""), el("td", {}, "golden"), ...numbers(row.golden), el("td", {}, "")));
   if (row.message) lines.push(el("tr", { cls: "message" }, el("td", { colspan: 7 }, row.message)));
   return lines;

@@ -1,8 +1,8 @@
 // The tensors of nodes: those that are in the page, and those that its server knows.
 
-import { KIND } from "./skeleton.js";
+import { KIND } from "../skeleton.js";
 
-/** @import { Graph, NodeDetail } from "./types.js" */
+/** @import { Graph, NodeDetail } from "../types.js" */
 
 /** @type {WeakMap<Graph, Map<number, NodeDetail>>} */
 const fetched = new WeakMap();

@@ -1,8 +1,8 @@
 // The lines of code that led to a call, as the dump has kept them.
 
-import { el } from "../dom.js";
+import { el } from "../../dom.js";
 
-/** @import { Graph, KeptCode } from "./types.js" */
+/** @import { Graph, KeptCode } from "../types.js" */
 
 const LIBRARY = /(^File |\/)(site|dist)-packages\/|\/lib\/python3/;
 

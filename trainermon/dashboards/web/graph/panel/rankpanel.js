@@ -1,10 +1,10 @@
 // The ranks of the step at the selected node: those that are judged alike in one row.
 
-import { el } from "../dom.js";
-import { nodeIn, ranksText } from "./ranks.js";
-import { MARKS } from "./scene.js";
+import { el } from "../../dom.js";
+import { nodeIn, ranksText } from "../ranks.js";
+import { MARKS } from "../scene.js";
 
-/** @import { Graph, RankGroup } from "./types.js" */
+/** @import { Graph, RankGroup } from "../types.js" */
 
 const WORDS = ["not judged", "passes", "has no counterpart", "warning", "error", "began here or within"];
 

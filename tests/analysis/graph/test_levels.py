@@ -1,0 +1,73 @@
+"""Ranks that both sides share the model out to, put together or each alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.graph.shared_dumps import write_shared
+from trainermon.analysis.compare.comparison import CompareOptions
+from trainermon.analysis.graph.levels import axes_of, read_levels
+from trainermon.cli import main
+
+NO_FILTER: dict[str, int | bool | None] = {"step": None, "rank": None}
+
+
+def test_put_together_they_name_the_origin_that_one_rank_cannot_know(tmp_path: Path, capsys: Any) -> None:
+    target, golden = write_shared(tmp_path)
+
+    sentences = {}
+    for level in ("each", "model"):
+        main(["graph", str(target), str(golden), "--level", level, "--json"])
+        sentences[level] = [one["sentence"] for one in json.loads(capsys.readouterr().out)]
+
+    assert "fc2" in sentences["each"][0]  # rank 0 sees it where both ranks have added up
+    assert "norm" in sentences["each"][1]
+    assert len(sentences["model"]) == 1
+    assert "Module.norm.LayerNorm.forward.0" in sentences["model"][0]
+
+
+def test_the_rank_where_it_began_is_shown_first(tmp_path: Path, capsys: Any) -> None:
+    target, golden = write_shared(tmp_path)
+
+    main(["graph", str(target), str(golden)])
+
+    assert "model, step0 rank1: 6 nodes" in capsys.readouterr().out
+
+
+def test_a_page_has_each_level_that_puts_other_ranks_together(tmp_path: Path) -> None:
+    target, golden = write_shared(tmp_path)
+    options = CompareOptions()
+
+    graphs = read_levels(target, golden, None, options=options, how=NO_FILTER, for_page=True)
+
+    labels = [(one.level, one.label) for one in graphs]
+    assert labels == [("each", "step0 rank0"), ("each", "step0 rank1"), ("model", "step0 whole model")]
+    assert [axes_of(one) for one in graphs] == [{"tp": (0, 2)}, {"tp": (1, 2)}, {}]
+    rows = {call.key: call.rows for call in graphs[-1].comparison.calls} if graphs[-1].comparison else {}
+    kinds = [row.target.merged for row in rows["Module.fc1.Linear.forward.0"] if row.target]
+    assert kinds == ["tp 1 of 2 that differ", "2 parts, tp"]
+
+
+def test_alone_nothing_is_put_together(tmp_path: Path, capsys: Any) -> None:
+    target, _ = write_shared(tmp_path)
+
+    assert main(["graph", str(target), "--level", "model"]) == 1
+    assert "name the golden dump" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("axis", ["cp", "ep"])
+def test_axes_that_stay_apart_are_told(axis: str, tmp_path: Path) -> None:
+    target, golden = write_shared(tmp_path)
+    for path in tmp_path.rglob("dump_info.json"):
+        info = json.loads(path.read_text())
+        info["layout"]["axes"][axis] = [0, 2]
+        path.write_text(json.dumps(info))
+
+    (graph,) = read_levels(target, golden, "model", options=CompareOptions(), how=NO_FILTER)
+
+    assert graph.comparison
+    assert f"({axis} 0)" in graph.comparison.notes[-1]
