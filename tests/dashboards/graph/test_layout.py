@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, Route
 
 import trainermon
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from trainermon.analysis.graph.findings import judge_alone
+from trainermon.analysis.graph.findings import NodeVerdict, judge_alone
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import fold_children
 from trainermon.analysis.graph.page.code import PageCode
@@ -43,6 +43,24 @@ SCRIPT = """async ([packed, open]) => {
         wires: wires.map(({ from, to }) => [from.node, to.node]),
         boxes: boxes.map((box) => (
             { node: box.node, place: place(box), children: box.children.map(place), isOpen: box.isOpen })),
+    };
+}"""
+
+
+IN_VIEW = """async ([packed, most]) => {
+    const { unpack } = await import('/graph/skeleton.js');
+    const { layOut } = await import('/graph/layout.js');
+    const { boxesInView } = await import('/graph/scene.js');
+    const { allBoxes, bundled, closedBoxes, nearTo, shownIn, wiresBetween } = await import('/graph/wires.js');
+    const [graph] = unpack(Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)).buffer);
+    const root = layOut(graph, { isOpen: () => true, isApart: () => true }, (text) => 7 * text.length);
+    const all = { left: -1e9, top: -1e9, right: 1e9, bottom: 1e9 };
+    const closed = closedBoxes(root);
+    const wires = wiresBetween(graph, closed, shownIn(graph, closed));
+    return {
+        all: allBoxes(root).length, drawn: boxesInView(graph, root, all, most).map((box) => box.node),
+        wires: bundled(wires, new Map()).map(({ from, bundled }) => [from.node - 3, bundled]),
+        near: bundled(wires, nearTo(graph, wires, graph.count - 1)).map(({ bundled }) => bundled ?? 1),
     };
 }"""
 
@@ -134,3 +152,34 @@ def test_unfolding_moves_nothing_above_it(page: Page, dumps: dict[str, Path]) ->
     heights = [{box["node"]: box["place"][1] for box in found["boxes"]} for found in (before, after)]
     assert all(heights[1][node] == y for node, y in heights[0].items() if node <= layer)
     assert len(heights[1]) > len(heights[0])
+
+
+def _in_view(page: Page, directory: Path, most: int) -> Any:
+    """Return the boxes that are drawn of all, at most so many, and the wires."""
+    tree = read_tree(directory)
+    code = PageCode()
+    lines = code.add(tree, read_stacks(directory), (), None)
+    found = judge_alone(tree, directory)
+    found.verdicts[-1] = NodeVerdict.BLAMED
+    packed = pack([PackedRank("rank0", str(directory), tree, found, find_flow(tree), {}, lines)], code)
+    return page.evaluate(IN_VIEW, [base64.b64encode(packed).decode(), most])
+
+
+def test_of_too_many_boxes_the_largest_are_drawn_and_each_with_a_finding(page: Page, tmp_path: Path) -> None:
+    data = {f"Torch.f{number}x.0.forward": forward(output=tensor()) for number in range(300)}
+    found = _in_view(page, write_dump(tmp_path / "dump", data), 100)
+
+    assert found["all"] == 303
+    assert len(found["drawn"]) == 100
+    assert {0, 302} <= set(found["drawn"])  # the model, and where it began
+    assert _in_view(page, tmp_path / "dump", 400)["drawn"] == list(range(303))
+
+
+def test_many_lines_into_a_box_are_one_with_a_count(page: Page, tmp_path: Path) -> None:
+    orders = {number: tensor(order=number) for number in range(20)}
+    data = {f"Torch.f{number}x.0.forward": forward(output=one) for number, one in orders.items()}
+    data["Torch.cat.0.forward"] = forward(*orders.values(), output=tensor(order=99))
+    found = _in_view(page, write_dump(tmp_path / "dump", data), 1500)
+
+    assert found["wires"] == [[19, 20]]  # from the last, for all
+    assert found["near"] == [1] * 20  # next to the selection each is drawn

@@ -67,8 +67,32 @@ def communications(raw: RawDump, rank: int) -> list[CommunicationCall]:
         match = _KEY.search(key)
         if match and isinstance(value, dict):
             order = value.get(EXTRA, {}).get("order", position)
-            found += _of_call(CallEvent(rank, order, key), match[1], value)
+            found += communications_of(CallEvent(rank, order, key), value)
     return sorted(found, key=lambda one: one.event.order)
+
+
+def communications_of(event: CallEvent, value: Mapping[str, Any]) -> Iterator[CommunicationCall]:
+    """Yield what the call of `event`, whose entry in the dump is `value`, sends or receives; of a batch several."""
+    match = _KEY.search(event.key)
+    if match:
+        yield from _of_call(event, match[1], value)
+
+
+def meetings(calls: Mapping[int, Sequence[CommunicationCall]]) -> list[tuple[CallEvent, Hashable]]:
+    """Return each communication with what it has in common with those of other ranks that belong to it.
+
+    `calls` has the communications of every rank, in order: the nth of one kind between the same ranks are one.
+    """
+    everyone = tuple(sorted(calls))
+    numbers: Counter[Hashable] = Counter()
+    found: list[tuple[CallEvent, Hashable]] = []
+    for rank in everyone:
+        for call in calls[rank]:
+            meeting = _meeting(call, everyone)
+            if meeting is not None:
+                found.append((call.event, (meeting, numbers[rank, meeting])))
+                numbers[rank, meeting] += 1
+    return found
 
 
 def earliest(bad: Iterable[CallEvent], calls: Mapping[int, Sequence[CommunicationCall]]) -> tuple[CallEvent, ...]:

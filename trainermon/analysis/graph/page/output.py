@@ -12,6 +12,7 @@ from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.first import shown_first
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.levels import axes_of
+from trainermon.analysis.graph.meetings import RankMeetings, find_meetings
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
 from trainermon.analysis.graph.page.packing import PackedRank, pack
@@ -41,7 +42,10 @@ def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: 
     served = choice == BESIDE
     code = PageCode()
     details = (details_of(one).among(_detailed(one, choice, len(graphs))) for one in graphs)
-    ranks = [_packed(one, found, code, served=served) for one, found in zip(graphs, details, strict=True)]
+    ranks = [
+        _packed(one, found, code, met, served=served)
+        for one, found, met in zip(graphs, details, find_meetings(graphs), strict=True)
+    ]
     page = _rendered(graphs, pack(ranks, code, golden, served=served, first=_first_place(graphs)), served=served)
     try:
         if served:
@@ -58,7 +62,7 @@ def open_server(graphs: Sequence[DumpGraph], address: str, *, golden: str, in_br
         DumpError: It cannot listen there.
     """
     code = PageCode()
-    ranks = [_packed(one, {}, code, served=True) for one in graphs]
+    ranks = [_packed(one, {}, code, met, served=True) for one, met in zip(graphs, find_meetings(graphs), strict=True)]
     page = _rendered(graphs, pack(ranks, code, golden, served=True, first=_first_place(graphs)), served=True)
     host, port = _address(address)
     try:
@@ -99,7 +103,9 @@ def details_of(graph: DumpGraph) -> NodeDetails:
     return details_against(graph.tree, graph.comparison)
 
 
-def _packed(graph: DumpGraph, details: Mapping[str, Any], code: PageCode, *, served: bool) -> PackedRank:
+def _packed(
+    graph: DumpGraph, details: Mapping[str, Any], code: PageCode, met: RankMeetings, *, served: bool
+) -> PackedRank:
     shown = None if served else {frame for detail in details.values() for frame in detail["stack"]}
     return PackedRank(
         label=graph.label,
@@ -114,6 +120,7 @@ def _packed(graph: DumpGraph, details: Mapping[str, Any], code: PageCode, *, ser
         axes=", ".join(f"{axis} {place}" for axis, (place, _) in axes_of(graph).items()),
         golden="" if graph.comparison is None else str(graph.comparison.golden),
         level=graph.level,
+        meetings=met,
         notes=() if graph.comparison is None else graph.comparison.notes,
     )
 

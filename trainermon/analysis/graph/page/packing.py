@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainermon.analysis.graph.findings import GraphFindings, worst_within
 from trainermon.analysis.graph.flow import FlowSummary
+from trainermon.analysis.graph.meetings import NO_MEETINGS, RankMeetings
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.measures import measure
 from trainermon.analysis.graph.tree import GraphTree
@@ -42,6 +43,7 @@ class PackedRank(NamedTuple):
         golden: The folder of the dump that it was held against; "": none.
         level: How far ranks were put together, see `levels.py`.
         notes: What a reader should know of how it was compared.
+        meetings: Its collectives that other ranks took part in.
     """
 
     label: str
@@ -57,6 +59,7 @@ class PackedRank(NamedTuple):
     golden: str = ""
     level: str = "each"
     notes: Sequence[str] = ()
+    meetings: RankMeetings = NO_MEETINGS
 
 
 class ColumnBody:
@@ -137,6 +140,8 @@ def _member(rank: PackedRank, skeleton: int, body: ColumnBody) -> dict[str, Any]
         "num_bytes": measures.num_bytes,
         "dtypes": measures.dtypes,
         "lines": rank.lines,
+        "meeting_nodes": rank.meetings.nodes,
+        "meeting_numbers": rank.meetings.numbers,
     }
     return {
         "label": rank.label,

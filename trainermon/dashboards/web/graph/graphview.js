@@ -6,7 +6,7 @@ import { showLevels } from "./levels.js";
 import { openMenu } from "./menu.js";
 import { GraphPane } from "./pane.js";
 import { showPanel } from "./panel/panel.js";
-import { cellsOf, groupsOf, nodeIn } from "./ranks.js";
+import { cellsOf, groupsOf, nodeIn, peersOf, stepsOf } from "./ranks.js";
 import { collectConfig, diffCommand, saveJson, savePng, saveSvg } from "./saving.js";
 import { findNodes } from "./search.js";
 import { ancestorsOf, childrenOf, KIND, nameOf, VERDICT } from "./skeleton.js";
@@ -33,6 +33,8 @@ export class GraphView {
     /** @type {number[]} */
     this.hits = [];
     this.mode = MODES[0];
+    /** @type {{place: number, node: number}[]} */
+    this.peers = [];
     /** @type {Record<string, string>} */
     this.palette = {};
     this.map = /** @type {HTMLCanvasElement} */ (byId("map"));
@@ -91,8 +93,9 @@ export class GraphView {
     const before = this.graph;
     this.graphs = this.all.filter((one) => one.level === level);
     const ofStep = (/** @type {Graph} */ one) => one.step === before.step;
-    const place = this.graphs.findIndex((one) => ofStep(one) && one.findings.length > 0);
-    this.showRank(place >= 0 ? place : Math.max(0, this.graphs.findIndex(ofStep)), before);
+    const some = this.graphs.filter(ofStep);
+    const shown = some.find((one) => one.isFirst) ?? some.find((one) => one.findings.length > 0) ?? some[0] ?? this.graphs[0];
+    this.showRank(this.graphs.indexOf(shown), before);
   }
 
   describe() {
@@ -136,7 +139,7 @@ export class GraphView {
 
   drawMap() {
     const [width, height] = [this.map.clientWidth, this.map.clientHeight];
-    const frame = { width, height, shown: this.shown, selected: this.selected, palette: this.palette };
+    const frame = { width, height, shown: this.shown, selected: this.selected, peers: this.peers, palette: this.palette };
     drawMap(fitCanvas(this.map, width, height), this.graphs, frame);
   }
 
@@ -146,7 +149,9 @@ export class GraphView {
     this.selected = this.pane.selected = node;
     const goTo = (/** @type {number} */ other) => this.goTo(other);
     const showRank = (/** @type {number} */ place) => this.showRank(place);
-    showPanel(byId("panel"), { graph, graphs, shown, groups: this.groups ?? [] }, node, { goTo, showRank });
+    this.peers = peersOf(graphs, graph, node);
+    const meet = (/** @type {{place: number, node: number}} */ peer) => (this.showRank(peer.place), this.goTo(peer.node));
+    showPanel(byId("panel"), { graph, graphs, shown, groups: this.groups ?? [], peers: this.peers }, node, { goTo, showRank, meet });
     showLevels(byId("levels"), graphs, { shown, selected: node }, { goTo, showRank });
     setText(byId("status"), `${nameOf(graph, node)}, ${byId("panel").querySelector(".verdict")?.textContent ?? ""}`);
     history.replaceState(null, "", this.all.length > 1 ? `#of=${encodeURIComponent(graph.label)}&node=${node}` : `#node=${node}`);
@@ -192,6 +197,15 @@ export class GraphView {
     const next = own === undefined ? all[0] : all[all.indexOf(own) + step];
     if (next === undefined || own === undefined) return void (next !== undefined && this.goTo(next));
     this.goTo(graph.structures[own] === graph.structures[next] ? next + selected - own : next);
+  }
+
+  /** @param {number} by */
+  stepStep(by) {
+    const steps = stepsOf(this.graphs);
+    const next = steps[steps.findIndex(({ step }) => step === this.graph.step) + by];
+    if (!next) return;
+    const same = this.graphs.findIndex((one) => one.step === next.step && one.rank === this.graph.rank);
+    this.showRank(same >= 0 ? same : next.place);
   }
 
   /**

@@ -30,6 +30,8 @@ export function actionsOf(view) {
     { keys: ["u"], text: "to what takes its value", run: () => view.follow("consumers") },
     { keys: ["["], text: "the micro step before", run: () => view.stepMicro(-1) },
     { keys: ["]"], text: "the next micro step", run: () => view.stepMicro(1) },
+    { keys: ["{"], text: "the step before", run: () => view.stepStep(-1) },
+    { keys: ["}"], text: "the next step", run: () => view.stepStep(1) },
     { keys: [","], text: "the rank before", run: () => view.showRank(view.shown - 1) },
     { keys: ["."], text: "the next rank", run: () => view.showRank(view.shown + 1) },
     { keys: ["f"], text: "forward alone; again: both", run: () => view.showDirection(1) },

@@ -1,12 +1,14 @@
 // Where one is: step and rank, micro step, direction, modules, each with a choice of what is beside it and how bad that is.
 
 import { el } from "../dom.js";
+import { stepsOf } from "./ranks.js";
 import { MARKS } from "./scene.js";
 import { ancestorsOf, childrenOf, KIND, nameOf, VERDICT } from "./skeleton.js";
 
 /** @import { Graph } from "./types.js" */
 
 const MOST = 200;
+const LEAST_ERROR = 1e-8;
 
 /**
  * @param {HTMLElement} nav
@@ -17,7 +19,7 @@ const MOST = 200;
 export function showLevels(nav, graphs, { shown, selected }, { showRank, goTo }) {
   const graph = graphs[shown];
   const path = [...ancestorsOf(graph, selected), selected].slice(1);
-  const ranks = graphs.length > 1 ? [rankLevel(graphs, shown, showRank)] : [];
+  const ranks = graphs.length > 1 ? [...stepLevel(graphs, shown, showRank), rankLevel(graphs, shown, showRank)] : [];
   const root = el("button", { type: "button", cls: "crumb", onclick: () => goTo(0) }, nameOf(graph, 0));
   const levels = [...ranks, root, ...path.map((node) => nodeLevel(graph, node, goTo))];
   nav.replaceChildren(...levels.flatMap((level, at) => (at ? [el("span", { "aria-hidden": "true" }, "›"), level] : [level])));
@@ -35,6 +37,25 @@ function rankLevel(graphs, shown, showRank) {
   });
   const choice = el("select", { "aria-label": "step and rank", onchange: () => showRank(Number(choice.value)) }, options);
   return choice;
+}
+
+/**
+ * The steps as bars: the largest relative error of each on a logarithmic scale, its mark by shape and colour.
+ * @param {Graph[]} graphs
+ * @param {number} shown
+ * @param {(place: number) => void} showRank
+ */
+function stepLevel(graphs, shown, showRank) {
+  const steps = stepsOf(graphs);
+  if (steps.length < 2) return [];
+  const bars = steps.map(({ step, place, worst, error }) => {
+    const text = `${MARKS[worst]} step ${step ?? "unknown"}${Number.isNaN(error) ? "" : `: differs by ${error === Infinity ? "bits" : error.toPrecision(3)}`}`.trim();
+    const bar = el("i", { cls: `v${worst}` });
+    bar.style.height = `${Number.isNaN(error) ? 2 : Math.round(2 + 16 * Math.min(1, Math.max(0, 1 + Math.log10(error || LEAST_ERROR) / -Math.log10(LEAST_ERROR))))}px`;
+    const isShown = step === graphs[shown].step;
+    return el("button", { type: "button", title: text, "aria-label": text, "aria-current": isShown ? "step" : null, onclick: () => showRank(place) }, bar);
+  });
+  return [el("span", { cls: "spark", role: "group", "aria-label": "steps, with the largest relative error of each" }, bars)];
 }
 
 /**

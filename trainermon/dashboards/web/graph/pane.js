@@ -4,14 +4,16 @@ import { fitCanvas, perFrame } from "../dom.js";
 import { draw, fontOf } from "./canvas.js";
 import { layOut } from "./layout.js";
 import { isAlike } from "./ranks.js";
-import { shapesOf } from "./scene.js";
+import { boxesInView, shapesOf } from "./scene.js";
 import { ancestorsOf, KIND } from "./skeleton.js";
-import { allBoxes, closedBoxes, nearTo, shownIn, wiresBetween } from "./wires.js";
+import { allBoxes, bundled, closedBoxes, nearTo, shownIn, wiresBetween } from "./wires.js";
 
 /** @import { Box, Camera, Graph, Look, Wire } from "./types.js" */
 
 const ZOOMS = [0.05, 4];
 const MARGIN = 40;
+/** More boxes than these are never drawn at once. */
+export const MOST_BOXES = 1500;
 
 export class GraphPane {
   /**
@@ -49,6 +51,8 @@ export class GraphPane {
     this.boxes = [];
     /** @type {Wire[]} */
     this.wires = [];
+    /** @type {{node: number, wires: Wire[], found: Map<Box | Wire, number>} | undefined} */
+    this.nearOf = undefined;
     this.repaint = perFrame(() => this.paint());
     this.arrange();
     this.listen();
@@ -105,17 +109,36 @@ export class GraphPane {
   paint() {
     const { width, height } = this.size;
     const context = fitCanvas(this.canvas, width, height);
-    draw(context, this.shapes(), this.camera, { width, height, font: this.palette().font });
+    draw(context, this.shapes(this.inView()), this.camera, { width, height, font: this.palette().font });
   }
 
-  /** The whole picture as shapes. */
-  shapes() {
+  /** The boxes that are drawn where one is. */
+  inView() {
+    const { width, height } = this.size;
+    const [from, to] = [this.toPlane({ x: 0, y: 0 }), this.toPlane({ x: width, y: height })];
+    return boxesInView(this.graph, this.boxes[0], { left: from.x, top: from.y, right: to.x, bottom: to.y }, MOST_BOXES);
+  }
+
+  /** What is near the selection; known until it or the boxes change. */
+  get near() {
+    if (this.nearOf?.node === this.selected && this.nearOf.wires === this.wires) return this.nearOf.found;
+    const found = nearTo(this.graph, this.wires, this.selected);
+    this.nearOf = { node: this.selected, wires: this.wires, found };
+    return found;
+  }
+
+  /** The picture of some boxes as shapes, of all if none are named. */
+  shapes(boxes = this.boxes) {
+    const { near } = this;
+    const drawn = new Set(boxes);
+    const isDrawn = (/** @type {Wire} */ { from, to }) => drawn.has(from) || drawn.has(to) || boxes.length < MOST_BOXES;
+    const wires = bundled(this.wires.filter(isDrawn), near);
     /** @type {Look} */
     const look = {
-      selected: this.selected, palette: this.palette(), hits: this.hits, near: nearTo(this.graph, this.wires, this.selected),
+      selected: this.selected, palette: this.palette(), hits: this.hits, near,
       fillOf: (box) => this.faceOf(box).fill, cellsOf: (box) => this.faceOf(box).cells,
     };
-    return shapesOf(this.graph, this.boxes, this.wires, look);
+    return shapesOf(this.graph, boxes, wires, look);
   }
 
   /**

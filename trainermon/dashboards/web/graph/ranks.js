@@ -2,7 +2,7 @@
 
 import { KIND, nameOf, pathOf } from "./skeleton.js";
 
-/** @import { Graph, RankGroup } from "./types.js" */
+/** @import { Graph, RankGroup, StepSummary } from "./types.js" */
 
 /**
  * Whether two graphs have the same nodes, if not the same edges. Equal columns stand at one place in the data, so this
@@ -57,6 +57,45 @@ export function groupsOf(graphs, graph) {
     const group = found.get(key);
     if (group) group.places.push(place);
     else found.set(key, { graph: one, places: [place] });
+  });
+  return [...found.values()];
+}
+
+/**
+ * The collectives of other ranks that the one at `node` met, as places in the list of graphs and nodes.
+ * @param {Graph[]} graphs
+ * @param {Graph} graph
+ * @param {number} node
+ * @returns {{place: number, node: number}[]}
+ */
+export function peersOf(graphs, graph, node) {
+  const numbers = new Set(Array.from(graph.meeting_numbers).filter((_, at) => graph.meeting_nodes[at] === node));
+  if (!numbers.size) return [];
+  return graphs.flatMap((other, place) => {
+    if (other === graph || other.step !== graph.step) return [];
+    const nodes = new Set(Array.from(other.meeting_nodes).filter((_, at) => numbers.has(other.meeting_numbers[at])));
+    return [...nodes].map((peer) => ({ place, node: peer }));
+  });
+}
+
+/** @type {WeakMap<Float32Array, number>} */
+const worstErrors = new WeakMap();
+
+/**
+ * The steps that there are, with the worst verdict and the largest relative error of each; NaN: none is known.
+ * @param {Graph[]} graphs
+ * @returns {StepSummary[]}
+ */
+export function stepsOf(graphs) {
+  /** @type {Map<number | null, StepSummary>} */
+  const found = new Map();
+  graphs.forEach((graph, place) => {
+    const summary = found.get(graph.step) ?? { step: graph.step, place, worst: 0, error: NaN };
+    if (graph.worst[0] > summary.worst) [summary.worst, summary.place] = [graph.worst[0], place];
+    let error = worstErrors.get(graph.errors);
+    if (error === undefined) worstErrors.set(graph.errors, (error = graph.errors.reduce((most, one) => (one > most || Number.isNaN(most) ? one : most), NaN)));
+    if (!(summary.error >= error)) summary.error = Number.isNaN(error) ? summary.error : error;
+    found.set(graph.step, summary);
   });
   return [...found.values()];
 }

@@ -31,6 +31,31 @@ export function shapesOf(graph, boxes, wires, look) {
 }
 
 /**
+ * The boxes that are drawn: of those in view at most `most`, the largest, but each at which something began.
+ * @param {Graph} graph
+ * @param {Box} root
+ * @param {{left: number, top: number, right: number, bottom: number}} view
+ * @param {number} most
+ */
+export function boxesInView(graph, root, { left, top, right, bottom }, most) {
+  /** @type {Box[]} */
+  const found = [];
+  const waiting = [root];
+  for (let box = waiting.pop(); box; box = waiting.pop()) {
+    if (box.x > right || box.y > bottom || box.x + box.width < left || box.y + box.height < top) continue;
+    found.push(box);
+    waiting.push(...box.children);
+  }
+  found.sort((one, other) => one.node - other.node || other.height - one.height);
+  if (found.length <= most) return found;
+  const isFirst = (/** @type {Box} */ box) => box.nodes.some((node) => graph.worst[node] === VERDICT.blamed);
+  const ranked = found.map((box) => ({ box, size: isFirst(box) ? Infinity : box.width * box.height }));
+  const least = ranked.map(({ size }) => size).sort((a, b) => b - a)[most - 1];
+  let room = most - ranked.filter(({ size }) => size > least).length;
+  return ranked.filter(({ size }) => size === Infinity || size > least || (size === least && room-- > 0)).map(({ box }) => box);
+}
+
+/**
  * @param {Graph} graph
  * @param {Box} box
  * @param {Look} look
@@ -113,7 +138,11 @@ function wireShapes(wire, { near, palette }) {
   const hop = near.get(wire) ?? 0;
   const stroke = hop ? palette[hop > 0 ? "accent" : "accent-2"] : palette.faint;
   const thick = (Math.abs(hop) === 1 ? 2 : hop ? 1.5 : 1) + Math.min(2, Math.log2(wire.count) / 4);
-  return [{ kind: "path", points: curve(wire.from, wire.to), stroke, thick, dashed: !wire.isExact }];
+  const points = curve(wire.from, wire.to);
+  /** @type {Shape[]} */
+  const shapes = [{ kind: "path", points, stroke, thick, dashed: !wire.isExact }];
+  if (wire.bundled) shapes.push({ kind: "text", x: points[6] + 8, y: points[7] - 4, text: `${wire.bundled} lines`, fill: palette.muted });
+  return shapes;
 }
 
 /**

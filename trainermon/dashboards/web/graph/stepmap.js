@@ -69,9 +69,9 @@ export const gutterOf = (graphs) => (graphs.length > 1 ? GUTTER : 0);
 /**
  * @param {CanvasRenderingContext2D} context
  * @param {Graph[]} graphs
- * @param {{width: number, height: number, shown: number, selected: number, palette: Record<string, string>}} frame
+ * @param {{width: number, height: number, shown: number, selected: number, peers: {place: number, node: number}[], palette: Record<string, string>}} frame
  */
-export function drawMap(context, graphs, { width, height, shown, selected, palette }) {
+export function drawMap(context, graphs, { width, height, shown, selected, peers, palette }) {
   const { row } = mapHeights(graphs.length);
   const left = gutterOf(graphs);
   const tones = [palette.grid, palette["good-soft"], palette.info, palette.warning, palette.critical, palette.fatal];
@@ -80,6 +80,19 @@ export function drawMap(context, graphs, { width, height, shown, selected, palet
     drawLine(context, graph, { left, y, width: width - left, row, tones });
     if (left && row >= 12) drawLabel(context, graph.label, y + row / 2, line === shown ? palette.ink : palette.muted, palette.font);
   });
+  const pointOf = (/** @type {{place: number, node: number}} */ { place, node }) => ({
+    x: left + ((node + 0.5) * (width - left)) / graphs[place].count, y: 7 + (place + 0.5) * row,
+  });
+  const from = pointOf({ place: shown, node: selected });
+  context.strokeStyle = palette.accent;
+  context.lineWidth = 1.5;
+  for (const to of peers.map(pointOf)) {
+    context.beginPath();
+    context.moveTo(from.x, from.y);
+    context.lineTo(to.x, to.y);
+    context.arc(to.x, to.y, 2.5, 0, 7);
+    context.stroke();
+  }
   drawFrame(context, graphs[shown], { left, y: 7 + shown * row, width: width - left, row, height, selected, ink: palette.ink });
 }
 

@@ -89,6 +89,9 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   count: number;
   sizes: Int32Array;
   parents: Int32Array;
+  /** The nodes of collectives, and the number of the meeting of each, which ranks that take part have in common. */
+  meeting_nodes: Int32Array;
+  meeting_numbers: Int32Array;
   structures: Int32Array;
   names: Int32Array;
   classes: Int32Array;
@@ -137,6 +140,8 @@ export interface Wire {
   to: Box;
   count: number;
   isExact: boolean;
+  /** How many wires it stands for, where so many lead into a box that they are drawn as one. */
+  bundled?: number;
 }
 
 /** What is seen of the plane: the point in the middle and how many pixels a unit has. */
@@ -150,6 +155,14 @@ export interface Camera {
 export interface RankGroup {
   graph: Graph;
   places: number[];
+}
+
+/** A step of those that are shown: the place of its worst graph, how bad it is, and its largest relative error. */
+export interface StepSummary {
+  step: number | null;
+  place: number;
+  worst: number;
+  error: number;
 }
 
 /** What the fills of boxes stand for; `text` is empty where they stand for nothing. */

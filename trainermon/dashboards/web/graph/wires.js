@@ -4,6 +4,8 @@ import { KIND } from "./skeleton.js";
 
 /** @import { Box, Graph, Wire } from "./types.js" */
 
+const MOST_INTO = 12;
+
 /**
  * All boxes that are shown closed, in the order of their nodes.
  * @param {Box} box
@@ -54,6 +56,30 @@ export function wiresBetween(graph, boxes, shown) {
     else found.set(key, { from: boxes[from], to: boxes[to], count: 1, isExact: graph.exact[edge] === 1 });
   }
   return [...found.values()].filter(({ from, to }) => !isFar(graph, from, to));
+}
+
+/**
+ * What is drawn of some wires: of more than `MOST_INTO` into one box a single one from the last of those it comes from, but all
+ * that are near the selection.
+ * @param {Wire[]} wires
+ * @param {Map<Box | Wire, number>} near
+ * @returns {Wire[]}
+ */
+export function bundled(wires, near) {
+  /** @type {Map<Box, Wire[]>} */
+  const into = new Map();
+  for (const wire of wires) {
+    const others = into.get(wire.to);
+    if (others) others.push(wire);
+    else into.set(wire.to, [wire]);
+  }
+  return [...into.values()].flatMap((some) => {
+    const far = some.filter((wire) => !near.has(wire));
+    if (far.length <= MOST_INTO) return some;
+    const last = far.reduce((found, wire) => (wire.from.node > found.from.node ? wire : found));
+    const count = far.reduce((sum, wire) => sum + wire.count, 0);
+    return [...some.filter((wire) => near.has(wire)), { ...last, count, isExact: far.every((wire) => wire.isExact), bundled: far.length }];
+  });
 }
 
 /**

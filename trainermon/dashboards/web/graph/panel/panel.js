@@ -12,9 +12,10 @@ import { MARKS } from "../scene.js";
 const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not finite, because of what came before", "is wrong", "is where it began"];
 const HEAD = ["max", "min", "mean", "norm"];
 
-/** @typedef {{graph: Graph, graphs: Graph[], shown: number, groups: RankGroup[]}} Shown */
-/** @typedef {{goTo: (node: number) => void, showRank: (place: number) => void}} Go */
+/** @typedef {{graph: Graph, graphs: Graph[], shown: number, groups: RankGroup[], peers: {place: number, node: number}[]}} Shown */
+/** @typedef {{goTo: (node: number) => void, showRank: (place: number) => void, meet: (peer: {place: number, node: number}) => void}} Go */
 
+const MOST_PEERS = 16;
 const TABS = ["Tensors", "Ranks"];
 let chosen = TABS[0];
 
@@ -37,6 +38,7 @@ export function showPanel(panel, shown, node, go) {
     said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
     el("dl", {}, ...facts(graph, node, graph.keys[node] ?? "")),
     ...(node === 0 ? graph.notes.map((note) => el("p", { cls: "dim" }, `${note}.`)) : []),
+    shown.peers.length ? jumps(graphs, shown.peers, go.meet) : null,
     several ? tabs(() => showPanel(panel, shown, node, go)) : null,
     ...body,
   ];
@@ -56,6 +58,18 @@ function tensors(graph, node, detail) {
     rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail))),
     detail?.stack.length ? stackSection(graph, detail.stack) : null,
   ];
+}
+
+/**
+ * The ranks that a collective met, each of which one can go to.
+ * @param {Graph[]} graphs
+ * @param {{place: number, node: number}[]} peers
+ * @param {Go["meet"]} meet
+ */
+function jumps(graphs, peers, meet) {
+  const buttons = peers.slice(0, MOST_PEERS).map((peer) => el("button", { type: "button", cls: "crumb", onclick: () => meet(peer) }, graphs[peer.place].label));
+  const rest = peers.length > MOST_PEERS ? ` and ${peers.length - MOST_PEERS} more` : "";
+  return el("p", { cls: "jumps" }, el("span", { cls: "dim" }, "Meets"), buttons, rest);
 }
 
 /** @param {() => void} show */
