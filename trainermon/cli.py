@@ -34,6 +34,7 @@ COMMANDS = {
     "checkpoint": ("trainermon.analysis.checkpoint.command", "inspect, verify or compare checkpoints of any format"),
     "rl": ("trainermon.analysis.rl.command", "tell whether a rollout engine is the policy that is trained"),
     "anomalies": ("trainermon.msprobe.anomaly_order", "list the anomalies of all ranks in training order"),
+    "alerts": ("trainermon.agent.orders.alerts_command", "list a run's alerts, acknowledge or silence them"),
     "rules": ("trainermon.alerts.rules_command", "list, check or test alert rules"),
     "dashboards": ("trainermon.dashboards.command", "install the dashboards in Grafana, or write them to files"),
     "export": ("trainermon.exporters.export_command", "write a stored run to InfluxDB, csv or TensorBoard"),

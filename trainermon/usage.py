@@ -85,6 +85,17 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "rl config": (("trainermon rl config train.log train.log", "settings that matter to rollouts come first"),),
     "anomalies": (("trainermon anomalies anomaly_detected", "those of all ranks, in the order of a step"),),
+    "alerts": (
+        ("trainermon alerts run", "the alerts of all nodes, and what was said about them"),
+        (
+            "trainermon alerts run --acknowledge 5f1c0a9e7b3d2468 --note 'node 7, being replaced'",
+            "say that you know of it",
+        ),
+        (
+            "trainermon alerts run --silence step-time-slow --for 8h",
+            "no dump and no call because of this rule for a while",
+        ),
+    ),
     "rules list": (("trainermon rules list", "the built-in rules"),),
     "rules check": (("trainermon rules check rules.yaml", "whether agents will take it"),),
     "rules test": (("trainermon rules test rules.yaml run", "which alerts these rules would have raised"),),

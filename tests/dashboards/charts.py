@@ -6,7 +6,7 @@ from playwright.sync_api import Locator, Page, Position
 
 from tests.dashboards.fake_run import Run
 
-LAYERS, RANKS = 3, 4  # place of the heat maps among the charts: ruler, loss, norm, layers, ranks
+LAYERS, RANKS = 3, 5  # place of the heat maps among the charts: ruler, loss, norm, layers, picked rows (hidden), ranks
 LEFT, RIGHT = 168, 84  # gutters of a chart on a wide window, in CSS pixels
 AXIS = 20  # height of the step numbers below a heat map
 

@@ -17,11 +17,14 @@ from typing import Any
 
 from tests.dashboards.fake_run import Run, broken_run, frame, healthy_run
 from trainermon.agent.feed import EventFeed
+from trainermon.agent.orders.answers import OrderAnswer, OrderStatus
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, Receive, Scope, Send
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.server import WebServer
 from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+
+TOKEN = "open-sesame"
 
 
 class FakeNode:
@@ -29,6 +32,7 @@ class FakeNode:
 
     def __init__(self, run: Run) -> None:
         self.fake = run
+        self.said: list[tuple[str, Any]] = []
         self.feed = EventFeed()
 
     def run(self) -> dict[str, Any]:
@@ -70,8 +74,21 @@ class FakeNode:
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return b"", "text/plain"
 
-    def order(self, body: Any) -> dict[str, Any]:
-        raise NotImplementedError
+    def order(self, body: Any) -> OrderAnswer:
+        self.said.append(("order", body))
+        return OrderAnswer(status=OrderStatus.ACCEPTED)
+
+    async def acknowledge(self, body: Any) -> OrderAnswer:
+        self.said.append(("acknowledge", body))
+        for entry in self.fake.alerts:
+            if entry["id"] in body["alert"]:
+                entry["acknowledged"] = {"by": body["by"], "note": body["note"], "time_s": time.time()}
+                self.feed.publish("alert", entry)
+        return OrderAnswer(status=OrderStatus.ACCEPTED)
+
+    async def silence(self, body: Any) -> OrderAnswer:
+        self.said.append(("silence", body))
+        return OrderAnswer(status=OrderStatus.ACCEPTED)
 
     def take_finding(self, body: Any) -> dict[str, Any]:
         raise NotImplementedError
@@ -102,6 +119,11 @@ class FakeAgent:
         return self._node.fake
 
     @property
+    def said(self) -> list[tuple[str, Any]]:
+        """What was ordered and said, and how."""
+        return self._node.said
+
+    @property
     def port(self) -> int:
         """Where it listens."""
         return int(self.url.rstrip("/").rpartition(":")[2])
@@ -130,7 +152,7 @@ class FakeAgent:
 
     async def _serve(self) -> None:
         node: Any = self._node
-        application = self._recorded(build_application(node, access=TokenAccess("unused")))
+        application = self._recorded(build_application(node, access=TokenAccess(TOKEN)))
         server = WebServer(application, host="127.0.0.1", port=self._port)
         self.url = server.url
         self._begun.set()

@@ -149,6 +149,7 @@ class Run:
             "version": "0.1.0",
             "rules": 9,
             "problem": None,
+            "takes_orders": True,
             "model": {"parameters": 124_439_808, "is_whole": True},
             "heatmaps": [{"kind": kind, "statistics": list(statistics_of(kind))} for kind in self.kinds],
             "rank_quantities": self.rank_quantities,

@@ -100,7 +100,7 @@ def test_tooltip_tells_row_step_and_value(serve: Serve, open_page: OpenPage) -> 
     page = open_page(agent)
     place = {"rows": len(run.rows), "steps": 200, "step": 150}
     hover(page, LAYERS, cell_centre(page, LAYERS, row=7, **place))
-    expect(page.locator(".tip")).to_have_text(re.compile(rf"^{run.rows[7]}step 150gradients, RMS: 0\.01230$"))
+    expect(page.locator(".tip")).to_have_text(re.compile(rf"^{run.rows[7]}step 150gradients, reduced, RMS: 0\.01230$"))
     hover(page, LAYERS, cell_centre(page, LAYERS, row=8, **place))
     expect(page.locator(".tip")).to_contain_text("contains NaN or Inf")
 

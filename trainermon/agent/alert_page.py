@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from trainermon.agent.hang.report import report_url
 from trainermon.agent.orders.dumps import RunDumps
+from trainermon.alerts.handling import AlertHandling
 from trainermon.alerts.rules import AlertRule
 from trainermon.core.values import Alert, as_plain
 
@@ -18,17 +20,21 @@ class PlainAlerts:
         rules: The rules that the agent evaluates; they tell which statistic an alert's value is.
         dumps: The run's dumps, among which an alert's own is looked up.
         node: Name of this node in the run directory.
+        handling: What people have said about alerts.
     """
 
-    def __init__(self, rules: Sequence[AlertRule], dumps: RunDumps, *, node: str) -> None:
+    def __init__(self, rules: Sequence[AlertRule], dumps: RunDumps, *, node: str, handling: AlertHandling) -> None:
+        self._handling = handling
+        self._runbooks = {rule.name: rule.runbook for rule in rules}
         self._statistics = {rule.name: rule.on.statistic for rule in rules}
         self._dumps = dumps
         self._node = node
 
     def plain(self, alert: Alert) -> dict[str, Any]:
-        """Return the alert as a mapping for the page: its own fields, `statistic`, `dump`, `diagnosis` and `report`.
+        """Return the alert as a mapping for the page: its own fields, and what else is known of it.
 
-        `statistic` is what the alert's value is (`rms`, `nans`), `dump` the id of its dump, the other two are URLs.
+        `statistic` is what the alert's value is (`rms`, `nans`), `dump` the id of its dump, the next two are URLs;
+        `runbook` is the name of its entry, `acknowledged` and `silenced` say by whom, when and until when.
         Each is None where there is none.
         """
         entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
@@ -37,4 +43,7 @@ class PlainAlerts:
         plain["dump"] = entry.key.id if entry else None
         plain["diagnosis"] = entry.key.url if entry and entry.diagnosed else None
         plain["report"] = report_url(alert, self._node)
+        plain["runbook"] = self._runbooks.get(alert.rule, alert.rule)
+        plain["acknowledged"] = as_plain(self._handling.acknowledgement(alert.id))
+        plain["silenced"] = as_plain(self._handling.silence(alert, time.time()))
         return plain

@@ -38,6 +38,8 @@ from trainermon.agent.turn.views import RunViews
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
+from trainermon.alerts.handling import FILE as HANDLING_FILE
+from trainermon.alerts.handling import AlertHandling
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import AlertRule, load_rules, with_reported
 from trainermon.core.errors import RuleError, StoreError
@@ -71,6 +73,7 @@ class AlertParts:
         book: Keeps and logs the alerts.
         escalator: Decides which alerts lead to a dump.
         plain: Turns alerts into JSON for the page.
+        handling: What people have said about alerts.
     """
 
     rules: tuple[AlertRule, ...]
@@ -79,6 +82,7 @@ class AlertParts:
     book: AlertBook
     escalator: Escalator
     plain: PlainAlerts
+    handling: AlertHandling
 
     @property
     def num_firing(self) -> int:
@@ -186,13 +190,15 @@ def _connect(
     commands = CommandBook(place.spool, watch.send)
     dumps = RunDumps()
     dumps.scan(settings.run_dir)
-    plain = PlainAlerts(rules, dumps, node=place.node)
+    handling = AlertHandling(place.node_dir / HANDLING_FILE)
+    plain = PlainAlerts(rules, dumps, node=place.node, handling=handling)
     reactions = Reactions(
         alerts=book,
         commands=commands,
         dumps=dumps,
         escalator=escalator,
         feed=views.feed,
+        handling=handling,
         metrics=views.metrics,
         plain=plain,
         watch=watch,
@@ -213,7 +219,9 @@ def _connect(
         token=read_token(place.node_dir / TOKEN_FILE),
         watch=watch,
         pipeline=pipeline,
-        alerting=AlertParts(rules=rules, engine=engine, judge=judge, book=book, escalator=escalator, plain=plain),
+        alerting=AlertParts(
+            rules=rules, engine=engine, judge=judge, book=book, escalator=escalator, plain=plain, handling=handling
+        ),
         orders=OrderParts(
             commands=commands, config_watch=config_watch, dump_reports=dump_reports, dumps=dumps, reactions=reactions
         ),

@@ -13,6 +13,7 @@ from trainermon.agent.orders.desk import OrderDesk
 from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.orders.findings import FindingDesk
 from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
+from trainermon.agent.orders.handling import HandlingDesk
 from trainermon.agent.self_metrics import AgentMetrics
 from trainermon.agent.turn.faults import TurnFaults
 from trainermon.agent.web.curves import StoredCurves
@@ -60,6 +61,14 @@ class RunNode:
             orders.commands, parts.watch, orders.reactions, margin_steps=parts.settings.escalation.margin_steps
         )
         self._found = FindingDesk(parts.watch, orders.reactions, alerting.judge.report)
+        self._handling = HandlingDesk(
+            alerting.handling,
+            alerting.book,
+            plain=alerting.plain,
+            publish=self.feed.publish,
+            rules=frozenset(rule.name for rule in alerting.rules),
+            executor=executor,
+        )
         self._hang = hang
         self._flush = flush
         self._stop = stop
@@ -158,6 +167,14 @@ class RunNode:
     def take_finding(self, body: Any) -> OrderAnswer:
         """Evaluate what another program has found about a local rank; return that it was taken."""
         return self._found.take(body)
+
+    async def acknowledge(self, body: Any) -> OrderAnswer:
+        """Record who knows of some alerts; return that it was taken."""
+        return await self._handling.acknowledge(body)
+
+    async def silence(self, body: Any) -> OrderAnswer:
+        """Mute a rule for a while; return that it was taken."""
+        return await self._handling.silence(body)
 
     async def flush(self) -> bool:
         """Store everything read so far in the run directory; return whether that succeeded."""

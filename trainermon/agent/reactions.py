@@ -21,6 +21,7 @@ from trainermon.agent.orders.reconfigure import REACH_S
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
+from trainermon.alerts.handling import AlertHandling
 from trainermon.alerts.reported import AgentStatement
 from trainermon.core.events import (
     ConfigurationEvent,
@@ -137,6 +138,7 @@ class Reactions(RecordConsumer):
         dumps: RunDumps,
         escalator: Escalator,
         feed: EventFeed,
+        handling: AlertHandling,
         metrics: Exposition,
         plain: PlainAlerts,
         watch: RankWatch,
@@ -150,16 +152,19 @@ class Reactions(RecordConsumer):
         self._dumps = dumps
         self._escalator = escalator
         self._feed = feed
+        self._handling = handling
         self._metrics = metrics
         self._plain = plain
         self._watch = watch
 
     def on_alert(self, alert: Alert) -> None:
-        """Show and log the alert, and order the dump that its rule escalates to."""
+        """Show and log the alert, and order the dump that its rule escalates to, unless it is silenced."""
         if not self._alerts.add(alert):
             return
         _log.info("%s %s: %s", alert.severity, alert.state, alert.message)
         self._feed.publish("alert", self._plain.plain(alert))
+        if self._handling.silence(alert, time.time()) is not None:
+            return
         margin = self._watch.margin(REACH_S, at_least=1)
         orders = self._escalator.decide(alert, self._watch.steps, time.time(), margin_steps=margin)
         ranks: dict[Command, list[int]] = {}

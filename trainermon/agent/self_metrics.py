@@ -32,7 +32,8 @@ class AgentMetrics:
 def _show_agent(metrics: Exposition, parts: AgentParts, *, num_faults: int) -> None:
     """Set what the agent's parts have counted; `num_faults` are those that its loop has survived."""
     pipeline, exports, alerting = parts.pipeline.status, parts.exports, parts.alerting
-    metrics.set_alerts(alerting.book.latest.values(), now_s=time.time())
+    alerts, now_s = alerting.book.latest.values(), time.time()
+    metrics.set_alerts(alerts, now_s=now_s, muted=alerting.handling.muted(alerts, now_s))
     metrics.set("trainermon_commits_total", pipeline.num_commits)
     metrics.set("trainermon_refused_rows_total", pipeline.set_aside.num_rows)
     metrics.set("trainermon_damaged_segments", len(pipeline.set_aside.damaged))

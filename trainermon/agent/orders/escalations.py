@@ -36,6 +36,7 @@ class NodeEscalations:
     def __init__(self, parts: AgentParts) -> None:
         self._run_id = parts.settings.run_id
         self._alerts = parts.alerting.book
+        self._handling = parts.alerting.handling
         self._commands = parts.orders.commands
         self._escalator = parts.alerting.escalator
         self._pipeline = parts.pipeline
@@ -52,9 +53,16 @@ class NodeEscalations:
             world_size=max((header.coordinates.world_size for header in self._pipeline.headers.values()), default=0),
             steps_per_s=round(self._watch.steps_per_s, 6),
             ranks=tuple(self._summary(state, now_s) for state in self._watch.states),
-            alerts=tuple(map(_firing, self._alerts.firing[-MAX_ALERTS:])),
+            alerts=tuple(map(_firing, self._heard[-MAX_ALERTS:])),
             dumps=self._reports.by_command,
         )
+
+    @property
+    def _heard(self) -> list[Alert]:
+        """The alerts that fire and are not silenced."""
+        firing = self._alerts.firing
+        muted = self._handling.muted(firing, time.time())
+        return [alert for alert in firing if alert.id not in muted]
 
     def escalate(self, body: Any) -> OrderAnswer:
         """Order the dump that a controller's JSON describes; return how it was taken, and the ranks concerned.

@@ -8,7 +8,7 @@ request arrives here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
@@ -47,6 +47,18 @@ class NodeInterface(PageInterface, Protocol):
         """Evaluate what another program has found about a rank, as a client's JSON says; return that it was taken.
 
         Raises ConfigError, or ConflictError for a 409.
+        """
+
+    async def acknowledge(self, body: Any) -> OrderAnswer:
+        """Record who knows of some alerts, as a client's JSON says; return that it was taken.
+
+        Raises ConfigError, ConflictError for a 409, OSError where it cannot be kept.
+        """
+
+    async def silence(self, body: Any) -> OrderAnswer:
+        """Mute a rule for a while, as a client's JSON says; return that it was taken.
+
+        Raises ConfigError, ConflictError for a 409, OSError where it cannot be kept.
         """
 
     async def flush(self) -> bool:
@@ -152,6 +164,14 @@ def _add_control(app: FastAPI, node: NodeInterface) -> None:
     async def findings(request: Request) -> Response:
         return answer_order(node.take_finding, await request.body())
 
+    @app.post("/api/acknowledgements")
+    async def acknowledge(request: Request) -> Response:
+        return await _answer_word(node.acknowledge, await request.body())
+
+    @app.post("/api/silences")
+    async def silence(request: Request) -> Response:
+        return await _answer_word(node.silence, await request.body())
+
     @app.post("/api/flush")
     async def flush() -> Response:
         if not await node.flush():
@@ -162,6 +182,17 @@ def _add_control(app: FastAPI, node: NodeInterface) -> None:
     async def stop() -> Response:
         node.stop()
         return json_answer({"status": "stopping"}, status=202)
+
+
+async def _answer_word(take: Callable[[Any], Awaitable[OrderAnswer]], body: bytes) -> Response:
+    """Take what somebody says about alerts, the parsed JSON `body`; errors are answered as those of orders."""
+    try:
+        answer = await take(parse_json(body))
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+    except OSError as error:
+        raise HTTPException(503, f"this cannot be kept: {error.strerror or error}") from None
+    return json_answer(answer.plain(), status=202)
 
 
 def answer_order(carry_out: Callable[[Any], OrderAnswer], body: bytes) -> Response:

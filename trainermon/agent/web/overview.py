@@ -72,6 +72,7 @@ class RunOverview:
             "heatmaps": self._heatmaps(),
             "rank_quantities": self._history.rank_quantities(),
             "rules": len(self._alerting.rules),
+            "takes_orders": True,
             "problem": self._pipeline.status.store_error,
         }
 

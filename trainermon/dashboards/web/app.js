@@ -84,7 +84,7 @@ const refresh = perFrame(() => {
 });
 
 const retable = perFrame(() => {
-  showAlerts([...state.alerts.values()], { rules: state.run?.rules, onShow });
+  showAlerts([...state.alerts.values()], { rules: state.run?.rules, orders: state.run?.takes_orders && state.run.state !== "finished", onShow });
   showDumps(state.dumps, { onShow });
 });
 

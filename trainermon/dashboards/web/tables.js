@@ -2,6 +2,7 @@
 
 import { diagnosisHash, graphAddress, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
+import { orderButtons } from "./orders.js";
 import { formatSpans, formatStatistic, formatStep, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 import { kindText } from "./words.js";
@@ -17,6 +18,8 @@ const STATUS_TONES = { nonfinite: "firing", clean: "resolved", written: "resolve
 /** @type {Set<string>} */
 const open = new Set();
 let showAll = false;
+// Only an agent takes orders; a run that is only stored has nobody who would.
+let takesOrders = false;
 
 /**
  * Readable name of a series; the same text as SeriesKey.label in Python.
@@ -71,9 +74,10 @@ function order(alerts) {
 
 /**
  * @param {Alert[]} alerts
- * @param {{rules?: number, onShow: (step: number) => void}} actions
+ * @param {{rules?: number, orders?: boolean, onShow: (step: number) => void}} actions
  */
-export function showAlerts(alerts, { rules, onShow }) {
+export function showAlerts(alerts, { rules, orders = false, onShow }) {
+  takesOrders = orders;
   const all = order(alerts);
   const firing = all.filter(({ state }) => state === "firing").length;
   setText(byId("alerts-hint"), all.length ? `${firing} firing, ${all.length} in all` : "");
@@ -81,7 +85,7 @@ export function showAlerts(alerts, { rules, onShow }) {
     byId("alerts").replaceChildren(empty("No alerts.", rules ? `${rules} rules are watching.` : "The rules are watching."));
     return;
   }
-  const redraw = () => showAlerts(alerts, { rules, onShow });
+  const redraw = () => showAlerts(alerts, { rules, orders, onShow });
   const shown = showAll ? all : all.slice(0, SHOWN);
   const head = ["Severity", "Rule", "Step", "Ranks", "Where", "Value", "Expected", "State", ""];
   const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
@@ -116,11 +120,28 @@ function alertRows(alert, { onShow, redraw }) {
     el("td", { cls: "where" }, where(alert, { toggle, isOpen })),
     el("td", { cls: "num" }, ...against(alert)),
     el("td", { cls: "num" }, expected(alert.baseline, alert.statistic, worst(alert))),
-    el("td", {}, el("span", { cls: `pill ${state}` }, state === "resolved" ? `resolved at ${formatStep(alert.step)}` : state)),
-    el("td", { cls: "links" }, diagnosisLink(alert.diagnosis), reportLink(alert.report)));
+    el("td", {}, el("span", { cls: `pill ${state}` }, state === "resolved" ? `resolved at ${formatStep(alert.step)}` : state), saidOf(alert)),
+    el("td", { cls: "links" }, diagnosisLink(alert.diagnosis), " ", reportLink(alert.report), " ", runbookLink(alert)));
   if (!isOpen) return [row];
   return [row, el("tr", { cls: "detail-row" }, el("td", { colspan: "9", id: `detail-${id}` }, detail(alert, findings)))];
 }
+
+/** @param {number} seconds */
+const clock = (seconds) => new Date(1000 * seconds).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
+
+/**
+ * What people have said about an alert.
+ * @param {AlertGroup} alert
+ */
+function saidOf({ acknowledged: known, silenced: quiet }) {
+  return [
+    known ? el("span", { cls: "said", title: known.note || null }, `known to ${known.by}, ${clock(known.time_s)}`) : null,
+    quiet ? el("span", { cls: "said", title: quiet.note || null }, `silenced until ${clock(quiet.until_s)}`) : null,
+  ];
+}
+
+/** @param {Pick<Alert, "rule" | "runbook">} alert */
+const runbookLink = ({ rule, runbook }) => el("a", { href: `runbook/${encodeURIComponent(runbook ?? rule)}`, target: "_blank" }, "runbook");
 
 /**
  * @param {AlertGroup} alert
@@ -176,7 +197,8 @@ function detail(alert, findings) {
     alert.members.slice(0, MESSAGES).map((member) => el("p", {}, sentence(member))),
     alert.members.length > MESSAGES ? el("p", { cls: "hint" }, `and alike on ${alert.members.length - MESSAGES} more ranks`) : null,
     rows.length ? table("finding-table", ["Series", "Kind", "Value", "Expected"], rows) : null,
-    rest > 0 ? el("p", { cls: "hint" }, `and ${formatStep(rest)} more series; these are the worst.`) : null);
+    rest > 0 ? el("p", { cls: "hint" }, `and ${formatStep(rest)} more series; these are the worst.`) : null,
+    takesOrders ? orderButtons(alert) : null);
 }
 
 /**

@@ -56,6 +56,9 @@ export interface Alert {
   findings?: Finding[];
   diagnosis?: string | null;
   report?: string | null;
+  runbook?: string;
+  acknowledged?: { by: string; time_s: number; note: string } | null;
+  silenced?: { by: string; until_s: number; series: string; note: string } | null;
 }
 
 /** What a rule found at one step, on however many ranks. */
@@ -108,6 +111,7 @@ export interface Run extends StepFigures {
   skipped_records?: number;
   lag_s: Numeric;
   problem?: string | null;
+  takes_orders?: boolean;
   heatmaps: HeatMapOffer[];
   rank_quantities?: string[];
 }

@@ -41,16 +41,18 @@ class AlertSeries:
         """Return the number of series that are always there."""
         return 2 * len({*self._rules, *self._total})
 
-    def set(self, alerts: Collection[Alert], *, now_s: float) -> None:
+    def set(self, alerts: Collection[Alert], *, now_s: float, muted: Collection[str] = ()) -> None:
         """Replace the alerts that the metrics show.
 
         Args:
             alerts: Every alert of the run on this node, in its last state.
             now_s: Unix time; an alert that was resolved less than `LINGER_S` ago is still shown.
+            muted: The ids of alerts that were silenced: they are counted in the total, but do not fire.
         """
         begun = [alert for alert in alerts if alert.state is not AlertState.PENDING]
-        firing = [alert for alert in begun if alert.state is AlertState.FIRING]
-        recent = [a for a in begun if a.state is AlertState.RESOLVED and abs(now_s - a.time_s) < LINGER_S]
+        heard = [alert for alert in begun if alert.id not in muted]
+        firing = [alert for alert in heard if alert.state is AlertState.FIRING]
+        recent = [a for a in heard if a.state is AlertState.RESOLVED and abs(now_s - a.time_s) < LINGER_S]
         self._total = Counter(map(_rule, begun))
         self._firing = Counter(map(_rule, firing))
         # Of two alerts of a rule on a rank the one that is on, or else began last, is written last and stays.

@@ -91,9 +91,9 @@ class Exposition:
         self._ranks.clear()
         self._node.end_run()
 
-    def set_alerts(self, alerts: Collection[Alert], *, now_s: float) -> None:
-        """Replace the run's alerts on this node; `now_s` is Unix time, see `AlertSeries.set`."""
-        self._node.alerts.set(alerts, now_s=now_s)
+    def set_alerts(self, alerts: Collection[Alert], *, now_s: float, muted: Collection[str] = ()) -> None:
+        """Replace the run's alerts on this node; `now_s` is Unix time, `muted` are ids, see `AlertSeries.set`."""
+        self._node.alerts.set(alerts, now_s=now_s, muted=muted)
 
     def set(self, name: str, value: float, /, *, rank: int | None = None, **label: str) -> None:
         """Set a metric of the agent, or one of a rank that does not come from its blocks; NaN: not known.
