@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+_FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
 def is_traced() -> bool:
@@ -15,5 +15,6 @@ def is_traced() -> bool:
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+        or torch._C._get_dispatch_mode(_FAKE) is not None
+        or torch._C._get_dispatch_mode(_PROXY) is not None
     )

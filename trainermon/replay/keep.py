@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +21,9 @@ from trainermon.replay.attributes import restore_generator
 from trainermon.replay.graph import has_reentrant_checkpoint
 from trainermon.replay.state import AutocastState, BufferKeeper, KeptBuffer, NotCoveredError, RandomState, accelerators
 from trainermon.replay.suitability import ModelStage, stage_of
+
+# Called by `map`, which saves the interpreter's share of the time.
+_VERSION, _SIZE, _TRAINS = map(operator.attrgetter, ("_version", "size_bytes", "training"))
 
 
 class HandedValue(NamedTuple):
@@ -148,7 +153,7 @@ class ForwardKeeper:
     @property
     def size_bytes(self) -> int:
         """Bytes of memory that are kept alive: arguments, copies of buffers, gradients."""
-        return sum(kept.size_bytes for kept in self.forwards)
+        return sum(map(_SIZE, self.forwards))
 
     def attach(self) -> None:
         """Watch the forwards from now on: before all other pre hooks, behind all other hooks."""
@@ -197,21 +202,23 @@ class ForwardKeeper:
             return
         if is_traced():  # what is copied here would become part of the trace
             return
-        leaves, tree = pytree.tree_flatten((args, kwargs))
+        leaves, tree = _flattened(args, kwargs)
         root = self._roots[stage]
         handed = root.handed_values()
+        given = _tensors((args, kwargs, [each.value for each in handed]))
         self._current = KeptForward(
             stage=stage,
             leaves=leaves,
             tree=tree,
             handed=handed,
             generators=_all_of([self._replayable.generators(), *map(restore_generator, leaves)]),
-            versions=versions_of((args, kwargs, [each.value for each in handed])),
+            versions=_versions(given),
             random=RandomState.current(self.devices),
             autocast=AutocastState.current(self.devices),
-            training=tuple(module.training for module in root.modules),
+            training=tuple(map(_TRAINS, root.modules)),
             buffers=root.buffers.keep(),
             parameter_versions=self._parameter_versions(stage),
+            size_bytes=size_bytes(given),
         )
 
     def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -237,7 +244,7 @@ class ForwardKeeper:
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
-        kept.size_bytes = size_bytes([*_tensors(kept.given()), *clones, *returned])
+        kept.size_bytes += size_bytes([*clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
 
@@ -251,7 +258,7 @@ class ForwardKeeper:
     def _parameter_versions(self, stage: int) -> int:
         if not self._replayable.shadowed:
             return 0  # they are gathered for each forward, and so written to
-        return sum(parameter._version for parameter in self._roots[stage].parameters)
+        return sum(map(_VERSION, self._roots[stage].parameters))
 
     def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
         if gradient is None or self.muted:  # None: another output of the same node was used, not this one
@@ -269,6 +276,18 @@ class ForwardKeeper:
             kept.forget_outputs()
         while self.forwards and self.size_bytes > self._memory_bytes:
             self.dropped[self.forwards.pop(0).stage] += 1
+
+
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """Return what torch's `tree_flatten` does, without a walk where all arguments are tensors by position."""
+    if not kwargs and all(type(value) is Tensor for value in args):
+        return list(args), _tree_of(len(args))
+    return pytree.tree_flatten((args, kwargs))
+
+
+@functools.cache
+def _tree_of(num_args: int) -> pytree.TreeSpec:
+    return pytree.tree_flatten(((0,) * num_args, {}))[1]
 
 
 def _all_of(actions: Iterable[Callable[[], Any] | None]) -> Callable[[], None]:
@@ -292,7 +311,11 @@ def differentiable(output: Any) -> list[Tensor]:
 
 def versions_of(given: Any) -> tuple[int, ...]:
     """Return, for each tensor among what a module was given, torch's counter of writes to it."""
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in _tensors(given))
+    return _versions(_tensors(given))
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def _tensors(given: Any) -> list[Tensor]:

@@ -64,13 +64,11 @@ class Slab:
 
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation."""
-        self._join()
-        return bool(self._table[list(rows)][:, NUM_STATISTICS - 2 :].any())
+        return bool(self._seen()[list(rows), NUM_STATISTICS - 2 :].any())
 
     def any_nonzero(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` has a finite element that is not zero. Waits for the device: one synchronisation."""
-        self._join()
-        return bool(self._table[list(rows)][:, STATISTICS.index("sum_sq")].any())
+        return bool(self._seen()[list(rows), STATISTICS.index("sum_sq")].any())
 
     def seal(self) -> None:
         """End the step: start to copy the rows to the host. No row may be added any more."""
@@ -100,6 +98,11 @@ class Slab:
             if self._copy is None:
                 self._host = grown
         return first
+
+    def _seen(self) -> Any:
+        """Return the table, for the current stream to look at; on a CPU as numpy's, whose calls take half the time."""
+        self._join()
+        return self._table.numpy() if self._copy is None else self._table
 
     def _join(self) -> None:
         """Let the current stream see the rows that were written in others."""

@@ -45,6 +45,7 @@ class PlainTraining(Training):
     keeps_parameters: ClassVar[bool] = True
     optimizer: torch.optim.Optimizer
     _held: Iterator[tuple[str, dict[str, Any], str, Tensor]] | None = None
+    _num_looks = 0
 
     def watch_step(
         self,
@@ -84,8 +85,9 @@ class PlainTraining(Training):
         if not self.keeps_parameters:
             return ""
         if self._held is None:
-            self._held = itertools.cycle(_places_of(self.parameters, self.roots))
-        looked_at = itertools.islice(self._held, _LOOKS)
+            places = _places_of(self.parameters, self.roots)
+            self._held, self._num_looks = itertools.cycle(places), min(_LOOKS, len(places))
+        looked_at = itertools.islice(self._held, self._num_looks)
         return next((name for name, holder, key, tensor in looked_at if holder.get(key) is not tensor), "")
 
     def num_writes(self) -> int | None:
@@ -183,8 +185,8 @@ def states_of(optimizer: torch.optim.Optimizer, parameters: Sequence[HeldParamet
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     found = optimizer.state
     return [
-        OptimizerState(p.tensor, found[p.tensor], group_of[id(p.tensor)])
-        if found.get(p.tensor) and id(p.tensor) in group_of
+        OptimizerState(p.tensor, state, group_of[id(p.tensor)])
+        if (state := found.get(p.tensor)) and id(p.tensor) in group_of
         else None
         for p in parameters
     ]

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
 from trainermon.core.values import Placement, SeriesKey, StatBlock
+from trainermon.statistics.merge import NUM_STATISTICS
 from trainermon.statistics.slabs import Slab, SlabRing, capture_check
 
 T = TypeVar("T")
@@ -118,9 +120,14 @@ class Collector:
 
     def seal_ended(self) -> None:
         """Write the rows of the step that has ended, if they still wait for values of `late`."""
-        if self._ended is not None:
-            with self.late(self._ended.step):
-                pass
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
+            self._become(ended)
+            try:
+                self.seal()
+            finally:
+                self._become(coming)
 
     def take(self, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
         """Compute the eight moments of each tensor, on its device, as the row of the series at the same position.
@@ -257,16 +264,13 @@ def _move(taken: dict[int, T], series: int, to: int | None) -> None:
 
 
 def _block(slab: Slab, rows: dict[int, int], scalars: dict[int, float]) -> StatBlock:
-    values = slab.rows()[list(rows.values())] if rows else torch.empty((0, 8), dtype=torch.float64, device="cpu")
+    values = np.empty((NUM_STATISTICS, len(rows) + len(scalars)))
+    if rows:
+        values[:, : len(rows)] = slab.rows().numpy()[[*rows.values()]].T
     if scalars:
-        rows_of_scalars = [_scalar_row(x) for x in scalars.values()]
-        values = torch.cat([values, torch.tensor(rows_of_scalars, dtype=torch.float64, device="cpu")])
-    return StatBlock(
-        step=slab.step,
-        time_s=time.time(),
-        series=torch.tensor([*rows, *scalars], dtype=torch.int32, device="cpu").numpy(),
-        values=values.t().contiguous().numpy(),
-    )
+        values[:, len(rows) :] = np.array([_scalar_row(value) for value in scalars.values()]).T
+    series = np.array([*rows, *scalars], np.uint32)
+    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values)
 
 
 def _scalar_row(value: float) -> list[float]:

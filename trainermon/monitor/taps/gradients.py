@@ -21,6 +21,9 @@ logger = logging.getLogger("trainermon")
 NOT_CHOSEN = REPLACED = -1
 MAX_WRITTEN = 16
 """Gradients of a step that are taken again; a script that writes to more of them does so by design."""
+WORTH_A_HOOK_BYTES = 1 << 16
+"""From which size on a gradient is read when it becomes final: a smaller one is read from memory in less time than its
+hook takes, so it is read with the others, in one call at the end of the backward."""
 REDUCER_WAIT = SeriesKey(Kind.COMM, "dp.reducer", "wait_seconds")
 """How long backwards of a step waited, after all gradients were there, for a reducer that waits inside of them."""
 
@@ -37,6 +40,9 @@ class GradientTaps:
         collector: Takes the rows.
         steps: Knows which micro step runs.
         guard: Contains errors of the hooks.
+
+    Attributes:
+        reduced: The numbers of the series of the reduced gradients.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class GradientTaps:
         for i in indices:
             self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
             self._unreduced[i] = table.id_of(parameters[i].key(Kind.GRAD_UNREDUCED), parameters[i].placement)
+        self.reduced = [self._reduced[i] for i in indices]
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
@@ -72,11 +79,6 @@ class GradientTaps:
     def series(self) -> list[int]:
         """The numbers of the series of the unreduced and the reduced gradients."""
         return [self._unreduced[i] for i in self._indices] + self.reduced
-
-    @property
-    def reduced(self) -> list[int]:
-        """The numbers of the series of the reduced gradients."""
-        return [self._reduced[i] for i in self._indices]
 
     def attach(self, *, per_micro_step: bool) -> None:
         """Hook gradients before they are reduced, and with `per_micro_step` those of each backward."""
@@ -177,6 +179,7 @@ class GradientTaps:
         return [
             parameters[i].tensor.register_post_accumulate_grad_hook(self._guard.wrap(self._final, i))  # type: ignore[no-untyped-call]
             for i in self._indices
+            if parameters[i].tensor.nbytes >= WORTH_A_HOOK_BYTES
         ]
 
     def _others_hook(self) -> bool:

@@ -46,8 +46,10 @@ class ParameterTaps:
         self._take(Kind.PARAM_UPDATED, self._training.values())
 
     def _take(self, kind: Kind, values: Sequence[Tensor | None]) -> None:
-        held = [(index, value) for index in self._indices if (value := values[index]) is not None]
-        self._collector.take([self._number(kind, index, value) for index, value in held], [value for _, value in held])
+        held = [index for index in self._indices if values[index] is not None]
+        if held:
+            series = [self._number(kind, index, values[index]) for index in held]  # type: ignore[arg-type]
+            self._collector.take(series, [values[index] for index in held])  # type: ignore[misc]
 
     def _number(self, kind: Kind, index: int, value: Tensor) -> int:
         number = self._series.get((kind, index))
@@ -89,10 +91,14 @@ class StateTaps:
 
         Scalars are left out, and states whose numbers need a scale that is kept elsewhere, as 8-bit ones.
         """
-        series, tensors = [], []
+        series, tensors, numbers = [], [], self._of_state
         for index, found in self._found():
             for name, tensor in found.state.items():
-                number = self._number_of_state(index, name, found) if isinstance(tensor, Tensor) else -1
+                if not isinstance(tensor, Tensor):
+                    continue
+                number = numbers.get((index, name))
+                if number is None:
+                    number = numbers[index, name] = self._new_series(index, name, found)
                 if number >= 0:
                     series.append(number)
                     tensors.append(tensor)
@@ -161,14 +167,8 @@ class StateTaps:
             number = self._of_kind[index, kind] = self._collector.table.id_of(parameter.key(kind), placement)
         return number
 
-    def _number_of_state(self, index: int, name: str, found: OptimizerState) -> int:
-        """Return the series of a state tensor; -1 if it has none."""
-        number = self._of_state.get((index, name))
-        if number is None:
-            number = self._of_state[index, name] = self._new_series(index, name, found)
-        return number
-
     def _new_series(self, index: int, name: str, found: OptimizerState) -> int:
+        """Return the series of a state tensor; -1 if it has none."""
         tensor: Tensor = found.state[name]
         if name == "step" or (tensor.dim() == 0 and found.value.dim() > 0):
             return -1

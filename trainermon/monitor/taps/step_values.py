@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -25,6 +26,8 @@ from trainermon.statistics.kernel import moments
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4
 
+_SQUARES, _NANS = STATISTICS.index("sum_sq"), STATISTICS.index("nans")
+
 
 class StepValues:
     """Records the numbers of a step from the framework, the optimizer, and one gradient (the probe).
@@ -45,9 +48,10 @@ class StepValues:
         self._by_size = sorted(
             range(len(training.parameters)), key=lambda index: training.parameters[index].tensor.numel()
         )
-        self._probe: tuple[list[int], Tensor] | None = None
-        self._ratio: Tensor | None = None
+        self._probe: tuple[list[int], Tensor | float] | None = None
+        self._ratio: Tensor | float | None = None
         self._was_eval = False
+        self._series: dict[tuple[str, str], int] = {}
 
     def at_backward_end(self) -> None:
         """Compute the norm of a few small gradients (the probe) before the script may clip.
@@ -67,7 +71,7 @@ class StepValues:
             indices, before = self._probe
             now = self._look(indices)
             if now is not None and now[0] == indices:
-                self._ratio = now[1] / before
+                self._ratio = _quotient(now[1], before)
         self._probe = None
 
     def at_exit(self, outcome: StepOutcome) -> None:
@@ -87,7 +91,7 @@ class StepValues:
         """Drop the probe of a step that was abandoned."""
         self._probe = self._ratio = None
 
-    def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor] | None:
+    def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor | float] | None:
         """Return the first few of `indices` that have a gradient on the model's device, and the norm of them."""
         gradients, device = self._training.reduced_gradients(), self._training.device
         present = ((i, gradient) for i in indices if _is_readable(gradient := gradients[i], device))
@@ -96,13 +100,17 @@ class StepValues:
             return None
         rows = torch.empty((len(found), len(STATISTICS)), dtype=torch.float64, device=device)
         moments(tuple(found.values()), rows)
-        square, nans = rows[:, STATISTICS.index("sum_sq")].sum(), rows[:, STATISTICS.index("nans")].sum()
+        if device.type == "cpu":
+            return list(found), _norm_on_host(rows)
+        square, nans = rows[:, _SQUARES].sum(), rows[:, _NANS].sum()
         return list(found), torch.where(nans > 0, torch.nan, square).sqrt()
 
     def _file(self, name: str, value: Tensor | float | None, slot: str = "") -> None:
         if value is None:
             return
-        series = self._collector.table.id_of(SeriesKey(Kind.STEP, name, slot))
+        series = self._series.get((name, slot))
+        if series is None:
+            series = self._series[name, slot] = self._collector.table.id_of(SeriesKey(Kind.STEP, name, slot))
         if isinstance(value, Tensor):
             self._collector.take((series,), (value,))
         else:
@@ -112,6 +120,17 @@ class StepValues:
 def _is_readable(gradient: Tensor | None, device: torch.device) -> TypeGuard[Tensor]:
     is_there = gradient is not None and gradient.numel() > 0
     return is_there and gradient.layout is torch.strided and gradient.device == device  # type: ignore[union-attr]
+
+
+def _norm_on_host(rows: Tensor) -> float:
+    """Return the norm of tensors with these moments, NaN if there is a NaN in them."""
+    columns = tuple(zip(*rows.tolist(), strict=True))
+    return math.nan if any(columns[_NANS]) else math.sqrt(sum(columns[_SQUARES]))
+
+
+def _quotient(now: Tensor | float, before: Tensor | float) -> Tensor | float:
+    """Return `now / before`, NaN for 0 / 0, as IEEE 754 and torch have it."""
+    return now / before if isinstance(before, Tensor) or before else now * math.inf
 
 
 def _clip_ratio(outcome: StepOutcome) -> Tensor | float | None:

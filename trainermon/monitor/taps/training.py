@@ -277,7 +277,7 @@ class Training(abc.ABC):
         if not self.holds_replicas:
             return [None] * len(self.parameters)
         pairs = zip((parameter.tensor for parameter in self.parameters), self.values(), strict=True)
-        return [own if own.numel() and not _is_same(own, stepped) else None for own, stepped in pairs]
+        return [None if own is stepped or _is_same(own, stepped) else own for own, stepped in pairs]
 
     @abc.abstractmethod
     def states(self) -> list[OptimizerState | None]:
@@ -300,6 +300,7 @@ class Training(abc.ABC):
 
 
 def _is_same(own: Tensor, stepped: Tensor | None) -> bool:
-    if own is stepped or stepped is None:
-        return own is stepped
-    return own.data_ptr() == stepped.data_ptr() and own.numel() == stepped.numel()
+    """Return whether `own` has no elements, or those of `stepped`."""
+    if stepped is None:
+        return own.numel() == 0
+    return own.numel() == 0 or (own.data_ptr() == stepped.data_ptr() and own.numel() == stepped.numel())
