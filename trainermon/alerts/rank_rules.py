@@ -215,7 +215,7 @@ class RankRules:
         if block.step <= self.moment.step:
             return ended
         self.took_step = True
-        self.moment = dataclasses.replace(self.moment, step=block.step, time_s=block.time_s)
+        self.moment = self.moment.at(block.step, block.time_s)
         self._plans.extend(header, keys)
         values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
         with np.errstate(all="ignore"):
@@ -225,7 +225,7 @@ class RankRules:
     def take_comparison(self, watch: RuleWatch, step: int, time_s: float) -> list[Alert]:
         """Return the alerts that a comparison of ranks changed; its step may be behind the rank's."""
         self._compared_place = (self.moment.attempt, step)
-        moment = dataclasses.replace(self.moment, step=step, time_s=time_s)
+        moment = self.moment.at(step, time_s)
         changes = self._changes([watch], moment)
         self._shared.note_firing(watch.rule.name, moment.rank, is_firing=watch.group.firing)
         return changes
@@ -291,10 +291,11 @@ class RankRules:
     def _changes(self, watches: Iterable[RuleWatch], moment: AlertMoment) -> list[Alert]:
         changes = []
         for watch in watches:
-            if watch.group.firing and not watch.on:
+            if not watch.on:
+                if not watch.group.firing:
+                    continue
                 watch.begin(self._resumed, moment)
-            if watch.on:
-                changes += watch.change(moment, held=self._is_held(watch))
+            changes += watch.change(moment, held=self._is_held(watch))
         return changes
 
     def _is_held(self, watch: RuleWatch) -> bool:

@@ -132,15 +132,16 @@ class RuleState:
         fired = self._fired
         if self.firing:
             self.members |= fired
-        if not self.firing and fired.any():
+        any_fired = bool(np.count_nonzero(fired))
+        if not self.firing and any_fired:
             # An alert's first step must be its own, as its id is made of it: a series that was pending or out of
             # sight during an earlier alert may have begun before that one's end.
             self.first_step = max(int(self._began[fired].min()), self._last_end + 1)
             self.members = fired.copy()
-        elif self.firing and not fired.any():
+        elif self.firing and not any_fired:
             self._last_end = step
             self.first_step = _NEVER
-        self._active = bool(self._restless.any())
+        self._active = bool(np.count_nonzero(self._restless))
 
     def record(self, indices: NDArray[np.intp], verdict: ConditionVerdict, moments: Array, baseline: Array) -> None:
         """Keep values that are worse than any other since the condition of their series began."""

@@ -88,8 +88,8 @@ class RuleWatch:
             verdict = dataclasses.replace(verdict, bad=np.zeros_like(verdict.bad))
         restless = self.group.restless
         stirred = verdict.bad if restless is None else verdict.bad | restless[slots]
-        chosen = np.flatnonzero(stirred)
-        if chosen.size:
+        if np.count_nonzero(stirred):
+            chosen = np.flatnonzero(stirred)
             indices = as_indices(slots, len(self.keys))[chosen]
             part = verdict.of(chosen)
             self.group.advance(indices, part, step)

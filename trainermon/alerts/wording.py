@@ -29,6 +29,10 @@ class AlertMoment:
     step: int
     time_s: float
 
+    def at(self, step: int, time_s: float) -> AlertMoment:
+        """Return another moment of the same rank and attempt."""
+        return AlertMoment(rank=self.rank, attempt=self.attempt, step=step, time_s=time_s)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlertConcern:

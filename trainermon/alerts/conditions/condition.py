@@ -113,7 +113,7 @@ class NonFiniteWatcher(ConditionWatcher):
     def _classify(self, slots: Slots, moments: Array) -> NDArray[np.uint8]:
         first = self._first[slots]
         unseen = first == self._UNSEEN
-        if unseen.any():
+        if np.count_nonzero(unseen):
             infinite = (moments[INFS] > 0) & (moments[NANS] == 0)
             first = np.where(unseen, np.where(infinite, self._INFINITE, self._FINITE), first).astype(np.uint8)
             self._first[slots] = first
@@ -178,9 +178,9 @@ def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
 
 def mask_or_none(mask: Mask) -> Mask | None:
     """Return the mask, or None if it marks nothing, so that work that depends on it can be left out."""
-    return mask if mask.any() else None
+    return mask if np.count_nonzero(mask) else None
 
 
 def as_indices(slots: Slots, size: int) -> Indices:
     """Return a selection of series (a slice or indices) as indices; `size` is the number of all series."""
-    return np.arange(size)[slots] if isinstance(slots, slice) else slots
+    return np.arange(*slots.indices(size)) if isinstance(slots, slice) else slots

@@ -48,32 +48,32 @@ class ContainedWatcher(ConditionWatcher):
         self._watcher: ConditionWatcher = self._attempt(make) or ConditionWatcher()
 
     def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
-        self._attempt(lambda: self._watcher.grow(size))
+        self._attempt(self._watcher.grow, size)
 
     def meet(  # noqa: D102
         self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]
     ) -> None:
-        self._attempt(lambda: self._watcher.meet(slots, keys, placements))
+        self._attempt(self._watcher.meet, slots, keys, placements)
 
     def reset(self) -> None:  # noqa: D102
         self._attempt(self._watcher.reset)
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
-        verdict = self._attempt(lambda: self._watcher.judge(slots, moments))
+        verdict = self._attempt(self._watcher.judge, slots, moments)
         return verdict or _silence(moments.shape[1])
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
-        self._attempt(lambda: self._watcher.learn(slots, restless))
+        self._attempt(self._watcher.learn, slots, restless)
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
-        found = self._attempt(lambda: self._watcher.baseline(slots))
+        found = self._attempt(self._watcher.baseline, slots)
         return np.full(len(slots), np.nan) if found is None else found
 
-    def _attempt(self, call: Callable[[], Any]) -> Any:
+    def _attempt(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if self._rule in self._faults.by_rule:
             return None
         try:
-            return call()
+            return call(*arguments)
         except Exception as error:  # noqa: BLE001 - the border: a rule that fails must not cost the others a step
             self._faults.note(self._rule, error)
             return None

@@ -76,7 +76,7 @@ class DriftWatcher(ConditionWatcher):
         whole = self._filled[indices] == self._condition.steps
         score = np.full(len(indices), np.nan)
         bad = np.zeros(len(indices), np.bool_)
-        if whole.any():
+        if np.count_nonzero(whole):
             value = value.copy()
             value[whole], score[whole], bad[whole] = self._judge_levels(indices[whole])
         return ConditionVerdict(value, score, bad, whole & ~bad, mask_or_none(~whole))

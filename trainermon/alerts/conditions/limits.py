@@ -119,7 +119,7 @@ class SaturatedWatcher(ConditionWatcher):
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = DERIVED["absmax"](moments)
         unseen = self._unseen[slots]
-        if unseen.any():
+        if np.count_nonzero(unseen):
             full = unseen & (value >= _FULL * self._largest[slots])
             self._largest[slots] = np.where(full, np.nan, self._largest[slots])
             self._unseen[slots] = unseen & np.isnan(value)

@@ -13,7 +13,6 @@ from trainermon.alerts.conditions.condition import (
     Slots,
     as_indices,
     grown,
-    mask_or_none,
 )
 from trainermon.alerts.conditions.criteria import Direction, Spike
 from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
@@ -69,7 +68,7 @@ class SpikeWatcher(ConditionWatcher):
         seen = np.log(value) if self._logarithmic else value
         self._seen = seen.astype(np.float32)
         usable &= np.isfinite(self._seen)  # the logarithm of zero is not
-        self._unusable = mask_or_none(~usable)
+        self._unusable = None if np.count_nonzero(usable) == usable.size else ~usable
         self._missed = self._level.missed_by(slots, self._seen)
         score = self._misses.score(slots, self._missed)
         if self._unusable is not None:
@@ -79,7 +78,7 @@ class SpikeWatcher(ConditionWatcher):
         if self._unusable is not None:
             clear &= usable
         bad = score > self._condition.score
-        if self._condition.share_of_first and bad.any():
+        if self._condition.share_of_first and np.count_nonzero(bad):
             matters = self._first.matters(slots, self._seen, self._level.values[slots])
             bad, clear = bad & matters, clear | (~matters & usable)
         return ConditionVerdict(value, score, bad, clear, self._unusable)
@@ -144,8 +143,8 @@ class FollowedLevel:
 
         NaN before `begin`. Where values are logarithms it is their difference, else a share of the magnitude.
         """
-        missed: NDArray[np.float32] = (seen - self.values[slots]) / self._magnitude[slots]
-        return missed
+        missed: NDArray[np.float32] = seen - self.values[slots]
+        return missed if self._logarithmic else missed / self._magnitude[slots]
 
     def begin(self, rows: Indices, first: NDArray[np.float32]) -> None:
         """Set the level of the series `rows` to the median of their first values, [n, values]."""
@@ -207,20 +206,25 @@ class UsualMisses:
         """Add the misses of calm values; return the series whose level begins, with their first values."""
         num_learned = self._num_learned[slots] + np.int32(1)
         self._num_learned[slots] = num_learned
-        is_start = num_learned <= self._start
-        place, kept = self._next[slots], np.where(is_start, seen, missed) if is_start.any() else missed
-        self.window[as_indices(slots, len(self._next)), place] = kept
+        is_starting = num_learned.size > 0 and np.minimum.reduce(num_learned) <= self._start
+        kept = np.where(num_learned <= self._start, seen, missed) if is_starting else missed
+        place, indices = self._next[slots], as_indices(slots, len(self._next))
+        self.window[indices, place] = kept
         place = place + 1
         place[place == self._condition.window] = 0
         self._next[slots] = place
-        begins, started = num_learned == self._start, None
-        if begins.any():
-            rows = as_indices(slots, len(self._next))[begins]
-            started = rows, self.window[rows, : self._start]
-            self.window[rows, : self._start] = np.nan  # what they would have missed the level by is not kept
+        started = self._begun(indices[num_learned == self._start]) if is_starting else None
         due = (num_learned % self._refresh_every == 0) | (num_learned == self._condition.warmup + 1)
-        if due.any():
-            self._refresh(as_indices(slots, len(self._next))[due])
+        if np.count_nonzero(due):
+            self._refresh(indices[due])
+        return started
+
+    def _begun(self, rows: Indices) -> tuple[Indices, NDArray[np.float32]] | None:
+        """Take out the first values of the series `rows`, whose level they begin; None if there are no such series."""
+        if not rows.size:
+            return None
+        started = rows, self.window[rows, : self._start]
+        self.window[rows, : self._start] = np.nan  # what they would have missed the level by is not kept
         return started
 
     def reset(self, rows: Indices) -> None:
@@ -232,15 +236,13 @@ class UsualMisses:
 
     def _excess(self, missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return by how much the level is missed on the side that is watched, more than with and without the trend."""
-        above = missed - np.maximum(trend, np.float32(0.0))
-        below = np.minimum(trend, np.float32(0.0)) - missed
         match self._condition.direction:
             case Direction.BOTH:
-                excess: NDArray[np.float32] = np.maximum(above, below)
+                excess: NDArray[np.float32] = np.maximum(_above(missed, trend), _below(missed, trend))
             case Direction.DOWN:
-                excess = below
+                excess = _below(missed, trend)
             case Direction.UP:
-                excess = above
+                excess = _above(missed, trend)
         return excess
 
     def _refresh(self, rows: Indices) -> None:
@@ -248,6 +250,16 @@ class UsualMisses:
         trend[count <= self._condition.warmup - self._start] = np.nan
         self._trend[rows] = trend
         self.weight[rows] = 1.0 / np.maximum(sigma, np.float32(self._condition.floor))
+
+
+def _above(missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
+    above: NDArray[np.float32] = missed - np.maximum(trend, np.float32(0.0))
+    return above
+
+
+def _below(missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
+    below: NDArray[np.float32] = np.minimum(trend, np.float32(0.0)) - missed
+    return below
 
 
 class FirstLevel:
@@ -273,7 +285,7 @@ class FirstLevel:
         """Add values to the mean of the first values, while that is still being formed."""
         count = self._count[slots]
         learns = count < _FIRST_VALUES
-        if learns.any():
+        if np.count_nonzero(learns):
             indices = as_indices(slots, len(self._count))[learns]
             self._count[indices] += 1
             self._first[indices] += (seen[learns] - self._first[indices]) / self._count[indices]

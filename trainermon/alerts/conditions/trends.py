@@ -112,7 +112,7 @@ class VanishingWatcher(ConditionWatcher):
     def learn(self, slots: Slots, restless: np.ndarray | None) -> None:  # noqa: ARG002, D102
         count = self._count[slots]
         learns = (count < self._warmup) & ~np.isnan(self._seen)
-        if learns.any():
+        if np.count_nonzero(learns):
             indices = as_indices(slots, len(self._count))[learns]
             self._sum[indices] += self._seen[learns]
             self._count[indices] += 1.0
