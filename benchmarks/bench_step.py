@@ -60,11 +60,11 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.token(tokens) + self.position.weight)))
 
 
-def make_step(dtype: torch.dtype) -> tuple[GPT, torch.optim.Optimizer, Callable[[], object]]:
+def make_step(dtype: torch.dtype, batch: int = BATCH) -> tuple[GPT, torch.optim.Optimizer, Callable[[], object]]:
     torch.manual_seed(0)
     model = GPT().to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+    tokens = torch.randint(VOCABULARY, (batch, CONTEXT + 1))
 
     def step() -> None:
         logits = model(tokens[:, :-1])
@@ -77,7 +77,7 @@ def make_step(dtype: torch.dtype) -> tuple[GPT, torch.optim.Optimizer, Callable[
 
 
 def watch(
-    monitor: str, level: str, interval: int, folder: Path, model: GPT, optimizer: torch.optim.Optimizer
+    monitor: str, level: str, interval: int, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> object:
     config: dict[str, object] = LEVELS[level] | {"step_interval": interval}
     if monitor == "trainermon":
