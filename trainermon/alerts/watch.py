@@ -64,7 +64,10 @@ class RuleWatch:
 
     def extend(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
         """Register the series that are new in the rank's table, as far as the rule looks at them."""
-        slots = np.array([self._slot(key) if self.rule.on.matches(key) else NO_SLOT for key in keys], np.intp)
+        on = self.rule.on  # most keys are of another kind: they cost no call, in tables of thousands for each rank
+        slots = np.array(
+            [self._slot(key) if key.kind in on.kinds and on.matches(key) else NO_SLOT for key in keys], np.intp
+        )
         self.slot_of_id = np.concatenate((self.slot_of_id, slots))
         if len(self.keys) > len(self.group.members):
             self.group.grow(len(self.keys))
