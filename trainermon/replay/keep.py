@@ -202,10 +202,12 @@ class ForwardKeeper:
             return
         if is_traced():  # what is copied here would become part of the trace
             return
-        leaves, tree = _flattened(args, kwargs)
         root = self._roots[stage]
         handed = root.handed_values()
-        given = _tensors((args, kwargs, [each.value for each in handed]))
+        # a walk takes as long as all else here
+        is_plain = not kwargs and not handed and all(type(value) is Tensor for value in args)
+        leaves, tree = (list(args), _tree_of(len(args))) if is_plain else pytree.tree_flatten((args, kwargs))
+        given = leaves if is_plain else _tensors((args, kwargs, [each.value for each in handed]))
         self._current = KeptForward(
             stage=stage,
             leaves=leaves,
@@ -278,15 +280,9 @@ class ForwardKeeper:
             self.dropped[self.forwards.pop(0).stage] += 1
 
 
-def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return what torch's `tree_flatten` does, without a walk where all arguments are tensors by position."""
-    if not kwargs and all(type(value) is Tensor for value in args):
-        return list(args), _tree_of(len(args))
-    return pytree.tree_flatten((args, kwargs))
-
-
 @functools.cache
 def _tree_of(num_args: int) -> pytree.TreeSpec:
+    """Return the structure of so many arguments by position."""
     return pytree.tree_flatten(((0,) * num_args, {}))[1]
 
 

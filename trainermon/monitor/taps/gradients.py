@@ -165,6 +165,8 @@ class GradientTaps:
         if not before or not self._is_taken:
             return
         now = self._training.gradient_versions()
+        if now == before:
+            return
         writes = [new[1] - old[1] if new[0] == old[0] else REPLACED for new, old in zip(now, before, strict=True)]
         usual = statistics.mode(writes[i] for i in self._indices)
         odd = [i for i in self._indices if writes[i] != usual]

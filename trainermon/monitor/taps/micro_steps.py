@@ -224,7 +224,7 @@ class MicroSteps:
             stage.pending = 0
 
     def _accumulated(self, stage: int) -> None:
-        if not self.muted:
+        if stage not in self._reached and not self.muted:
             self._reached.add(stage)
             self._arm()
 

@@ -35,6 +35,7 @@ class ParameterTaps:
         self._indices = indices
         self._collector = collector
         self._series: dict[tuple[Kind, int], int] = {}
+        self._taken: dict[Kind, tuple[Sequence[int], Sequence[int]]] = {}  # parameters of the last step, their series
 
     def at_entry(self) -> None:
         """Record the parameters before the optimizer's step, and the model's own where those are others."""
@@ -47,9 +48,13 @@ class ParameterTaps:
 
     def _take(self, kind: Kind, values: Sequence[Tensor | None]) -> None:
         held = [index for index in self._indices if values[index] is not None]
-        if held:
+        if not held:
+            return
+        before, series = self._taken.get(kind, ((), ()))
+        if before != held:
             series = [self._number(kind, index, values[index]) for index in held]  # type: ignore[arg-type]
-            self._collector.take(series, [values[index] for index in held])  # type: ignore[misc]
+            self._taken[kind] = held, series
+        self._collector.take(series, [values[index] for index in held])  # type: ignore[misc]
 
     def _number(self, kind: Kind, index: int, value: Tensor) -> int:
         number = self._series.get((kind, index))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from trainermon.core.catalogue import (
 from trainermon.core.values import STATISTICS, Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.training import StepOutcome, Training
-from trainermon.statistics.kernel import moments
+from trainermon.statistics.kernel import write
 
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4
@@ -94,12 +92,17 @@ class StepValues:
     def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor | float] | None:
         """Return the first few of `indices` that have a gradient on the model's device, and the norm of them."""
         gradients, device = self._training.reduced_gradients(), self._training.device
-        present = ((i, gradient) for i in indices if _is_readable(gradient := gradients[i], device))
-        found = dict(itertools.islice(present, NUM_PROBES))
+        found: dict[int, Tensor] = {}
+        for index in indices:
+            gradient = gradients[index]
+            if gradient is not None and _is_readable(gradient, device):
+                found[index] = gradient
+                if len(found) == NUM_PROBES:
+                    break
         if not found:
             return None
         rows = torch.empty((len(found), len(STATISTICS)), dtype=torch.float64, device=device)
-        moments(tuple(found.values()), rows)
+        write(tuple(found.values()), rows, 0)
         if device.type == "cpu":
             return list(found), _norm_on_host(rows)
         square, nans = rows[:, _SQUARES].sum(), rows[:, _NANS].sum()
@@ -117,9 +120,8 @@ class StepValues:
             self._collector.put(series, value)
 
 
-def _is_readable(gradient: Tensor | None, device: torch.device) -> TypeGuard[Tensor]:
-    is_there = gradient is not None and gradient.numel() > 0
-    return is_there and gradient.layout is torch.strided and gradient.device == device  # type: ignore[union-attr]
+def _is_readable(gradient: Tensor, device: torch.device) -> bool:
+    return gradient.numel() > 0 and gradient.layout is torch.strided and gradient.device == device
 
 
 def _norm_on_host(rows: Tensor) -> float:
