@@ -12,18 +12,20 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 
+from trainermon.agent.accelerators.node import NodeAccelerators, validity_s
+from trainermon.agent.accelerators.rows import AcceleratorRows
 from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.exports import ExportProcess
 from trainermon.agent.feed import EventFeed
-from trainermon.agent.follower import JournalFollower
+from trainermon.agent.follower import FollowedRecord, JournalFollower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.orders.commands import CommandBook
@@ -126,6 +128,7 @@ class AgentParts:
         exports: The process that writes other forms (csv, InfluxDB …).
         integrity: Checks that what all ranks report fits together.
         records: The last steps of each rank.
+        accelerators: What the driver says of the ranks' accelerators.
     """
 
     settings: AgentSettings
@@ -140,6 +143,7 @@ class AgentParts:
     exports: ExportProcess
     integrity: IntegrityCheck
     records: LastRecords
+    accelerators: NodeAccelerators
 
     def look_for_edits(self, now_s: float) -> None:
         """Check whether the configuration file was edited, if a check is due; `now_s` is monotonic."""
@@ -152,6 +156,7 @@ class AgentParts:
 
     def close(self) -> None:
         """Close journals, exporters and control pages; the exporters write what is committed first."""
+        self.accelerators.close()
         self.pipeline.close()
         self.exports.close()
         self.watch.close()
@@ -212,7 +217,8 @@ def _connect(
     checksums = ReplicaChecksums()
     shown = (MetricsConsumer(views.metrics), HistoryConsumer(views.history))
     consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
-    pipeline = _pipeline(place, settings, executor, consumers=consumers)
+    rows = AcceleratorRows(max_age_s=validity_s(settings.agent.accelerators_s))
+    pipeline = _pipeline(place, settings, executor, consumers=consumers, extend=rows.extend)
     return AgentParts(
         settings=settings,
         place=place,
@@ -230,17 +236,24 @@ def _connect(
         exports=exports,
         integrity=integrity,
         records=records,
+        accelerators=NodeAccelerators(settings.agent.accelerators_s, rows=rows, metrics=views.metrics),
     )
 
 
 def _pipeline(
-    place: AgentPlace, settings: AgentSettings, executor: Executor, *, consumers: Sequence[RecordConsumer]
+    place: AgentPlace,
+    settings: AgentSettings,
+    executor: Executor,
+    *,
+    consumers: Sequence[RecordConsumer],
+    extend: Callable[[FollowedRecord], FollowedRecord],
 ) -> RecordPipeline:
     return RecordPipeline(
         place.spool,
         place.segments,
         executor=executor,
         consumers=consumers,
+        extend=extend,
         flush_bytes=settings.flush_bytes,
         flush_s=settings.agent.flush_s,
     )

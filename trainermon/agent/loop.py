@@ -216,6 +216,7 @@ def _looks(parts: AgentParts, *, hang: HangWatch, rank_files: RankFiles, dumps: 
         rank_files=rank_files,
         dumps=dumps,
         compaction=SegmentCompaction(parts.place.segments, parts.settings.retention),
+        accelerators=parts.accelerators,
     )
 
 

@@ -59,6 +59,10 @@ class PipelineStatus:
     set_aside: SetAside
 
 
+def _as_it_is(followed: FollowedRecord) -> FollowedRecord:
+    return followed
+
+
 class RecordPipeline:
     """Reads records from the journals in `spool`, passes them to consumers, and stores them as segments.
 
@@ -67,6 +71,8 @@ class RecordPipeline:
         directory: Folder of the segments, in the run directory.
         executor: Writes them; it must run one job at a time.
         consumers: Receive every record.
+        extend: Given each record before anyone else, returns it with what the agent itself knows of the step; the same
+            step must come out the same again.
         flush_bytes: A commit is due when this much was gathered.
         flush_s: Or after so many seconds.
         clock: Monotonic seconds.
@@ -87,12 +93,14 @@ class RecordPipeline:
         *,
         executor: Executor,
         consumers: Sequence[RecordConsumer] = (),
+        extend: Callable[[FollowedRecord], FollowedRecord] = _as_it_is,
         flush_bytes: int = 8 << 20,
         flush_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spool = spool
         self._consumers = ConsumerGroup(consumers)
+        self._extend = extend
         self._flush_bytes = flush_bytes
         self._flush_s = flush_s
         self._clock = clock
@@ -176,9 +184,10 @@ class RecordPipeline:
         num_records = 0
         for followed in self.follower.news():
             num_records += 1
-            self._consumers.feed(followed)
+            extended = self._extended(followed)
+            self._consumers.feed(extended)
             if self._behind is None:
-                self._gather(followed)
+                self._gather(extended)
             if self._clock() >= deadline_s:
                 break
         return num_records
@@ -188,12 +197,17 @@ class RecordPipeline:
         if self._behind is None or self._commits.size_bytes >= self._flush_bytes:
             return
         for followed in self._behind.news():
-            self._gather(followed)
+            self._gather(self._extended(followed))
             if self._commits.size_bytes >= self._flush_bytes or self._clock() >= deadline_s:
                 break
         if self._behind.positions == self.follower.positions:
             self._behind.close()
             self._behind = None
+
+    def _extended(self, followed: FollowedRecord) -> FollowedRecord:
+        with self._consumers.containing("what the agent adds to a step"):
+            followed = self._extend(followed)
+        return followed  # noqa: RET504 - as it was, where that failed
 
     def _gather(self, followed: FollowedRecord) -> None:
         header, record = followed

@@ -61,6 +61,34 @@ ROLLOUT_RATIO_SERIES = "rl_ratio"
 ROLLOUT_SAMPLES_SERIES = "rl_ess"
 """`Kind.STEP`: effective share of the sampled tokens under these ratios, 0 to 1."""
 
+ACCELERATOR_UTILIZATION_SERIES = "accelerator_utilization"
+"""`Kind.STEP`: share of time in which the rank's accelerator computed at all, 0 to 1, as its driver tells the agent."""
+
+ACCELERATOR_MEMORY_SERIES = "accelerator_memory_bytes"
+"""`Kind.STEP`: memory in use on the rank's accelerator, by all processes."""
+
+ACCELERATOR_MEMORY_RATIO_SERIES = "accelerator_memory_ratio"
+"""`Kind.STEP`: the share of its memory that is in use, 0 to 1."""
+
+ACCELERATOR_POWER_SERIES = "accelerator_power_watts"
+"""`Kind.STEP`: what the rank's accelerator draws."""
+
+ACCELERATOR_TEMPERATURE_SERIES = "accelerator_temperature_celsius"
+"""`Kind.STEP`: temperature of its chip."""
+
+ACCELERATOR_CLOCK_SERIES = "accelerator_clock_hertz"
+"""`Kind.STEP`: clock of its cores."""
+
+ACCELERATOR_THROTTLED_SERIES = "accelerator_throttled"
+"""`Kind.STEP`: 1 while heat or the power supply slows it down, else 0; its own power limit does not count."""
+
+ACCELERATOR_SERIES = (
+    *(ACCELERATOR_UTILIZATION_SERIES, ACCELERATOR_MEMORY_SERIES, ACCELERATOR_MEMORY_RATIO_SERIES),
+    *(ACCELERATOR_POWER_SERIES, ACCELERATOR_TEMPERATURE_SERIES, ACCELERATOR_CLOCK_SERIES),
+    ACCELERATOR_THROTTLED_SERIES,
+)
+"""`Kind.STEP`: what the agent adds to the steps of a rank; docs/accelerators.md says what each is."""
+
 EVAL_MODE_SERIES = "eval_mode"
 """`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
 

@@ -239,6 +239,45 @@ _STEP = (
     ),
 )
 
+_ACCELERATOR_COST = "1 per rank whose accelerator the agent can read"
+
+
+def _of_accelerator(name: str, text: str, unit: str = "") -> Metric:
+    return _gauge(f"trainermon_accelerator_{name}", text, _RANK, unit=unit, cost=_ACCELERATOR_COST)
+
+
+ACCELERATORS = (
+    Metric(
+        name="trainermon_accelerator_info",
+        type=MetricType.INFO,
+        help="Which accelerator the rank trains on, by the driver's name of it; join on run and rank, or on uuid.",
+        labels=(*_RANK, "uuid", "model"),
+        cost=_ACCELERATOR_COST,
+    ),
+    _of_accelerator(
+        "utilization_ratio",
+        "Share of the driver's last sampling period in which the rank's accelerator computed at all, 0 to 1.",
+        "ratio",
+    ),
+    _of_accelerator("memory_used_bytes", "Memory in use on the rank's accelerator, by all processes.", "bytes"),
+    _of_accelerator("memory_size_bytes", "Memory that the rank's accelerator has.", "bytes"),
+    _of_accelerator("power_watts", "What the rank's accelerator draws.", "watts"),
+    _of_accelerator("temperature_celsius", "Temperature of the chip of the rank's accelerator.", "celsius"),
+    _of_accelerator("clock_hertz", "Clock of the cores of the rank's accelerator.", "hertz"),
+    _of_accelerator(
+        "throttled",
+        "Whether heat or the power supply slows the rank's accelerator down: 1 or 0; its power limit does not count.",
+    ),
+    _of_accelerator(
+        "uncorrected_errors",
+        "Errors in the memory of the rank's accelerator that could not be corrected, since its driver was loaded.",
+    ),
+    _of_accelerator(
+        "xid", "Number of the newest error (NVIDIA's Xid) that the driver reported since the agent began to look."
+    ),
+)
+"""What the driver says of a rank's accelerator; there while the agent can read it."""
+
 _MODULES = (
     _rms("trainermon_unreduced_gradient_rms", Kind.GRAD_UNREDUCED, "gradients of a module before they are reduced"),
     _rms("trainermon_gradient_rms", Kind.GRAD_REDUCED, "reduced, unclipped gradients of a module"),
@@ -459,7 +498,7 @@ _EXPORTERS = (
     ),
 )
 
-_LIST = (*_RUN, *_STEP, *_MODULES, *_COLLECTIVES, *_VERDICTS, *_AGENT, *_EXPORTERS)
+_LIST = (*_RUN, *_STEP, *ACCELERATORS, *_MODULES, *_COLLECTIVES, *_VERDICTS, *_AGENT, *_EXPORTERS)
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _LIST})
 """Every metric by name, in the order of the exposition."""

@@ -12,6 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.core.catalogue import (
+    ACCELERATOR_CLOCK_SERIES,
+    ACCELERATOR_MEMORY_SERIES,
+    ACCELERATOR_POWER_SERIES,
+    ACCELERATOR_TEMPERATURE_SERIES,
+    ACCELERATOR_THROTTLED_SERIES,
+    ACCELERATOR_UTILIZATION_SERIES,
     CLIP_RATIO_SERIES,
     GLOBAL_NORM_SERIES,
     LEARNING_RATE_SERIES,
@@ -58,6 +64,12 @@ class StepSummary:
         rl_mean_abs: How far log-probabilities of rollout and trainer are apart; the largest, where ranks differ.
         rl_ratio: The mean of their ratios, over the ranks.
         rl_ess: The effective share of the sampled tokens; the smallest, where ranks differ.
+        accelerator_utilization: Share of time in which the accelerators computed; the smallest, where ranks differ.
+        accelerator_memory_bytes: Memory in use on one accelerator; the largest.
+        accelerator_power_watts: What the accelerators draw; the sum over the ranks.
+        accelerator_temperature_celsius: Of the hottest accelerator.
+        accelerator_clock_hertz: Of the slowest accelerator.
+        accelerator_throttled: 1 where one is slowed down by heat or the power supply, else 0.
     """
 
     step: int
@@ -74,6 +86,12 @@ class StepSummary:
     rl_mean_abs: float = math.nan
     rl_ratio: float = math.nan
     rl_ess: float = math.nan
+    accelerator_utilization: float = math.nan
+    accelerator_memory_bytes: float = math.nan
+    accelerator_power_watts: float = math.nan
+    accelerator_temperature_celsius: float = math.nan
+    accelerator_clock_hertz: float = math.nan
+    accelerator_throttled: float = math.nan
 
 
 class MergeTable(NamedTuple):
@@ -119,6 +137,10 @@ def _mean_of_rows(rows: Rows) -> float:
     return sum(row[_SUM] for row in rows) / sum(row[_COUNT] for row in rows)
 
 
+def _largest_of_rows(rows: Rows) -> float:
+    return max(row[_MAX] for row in rows)
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -129,7 +151,7 @@ SCALARS: Mapping[str, _MergeRule] = MappingProxyType(
         STEP_TIME: _MergeRule(_mean_of_rows, max),
         WAIT: _MergeRule(lambda rows: sum(row[_SUM] for row in rows), max),
         GLOBAL_NORM_SERIES: _MergeRule(_mean_of_rows, max),
-        LEARNING_RATE_SERIES: _MergeRule(lambda rows: max(row[_MAX] for row in rows), max),
+        LEARNING_RATE_SERIES: _MergeRule(_largest_of_rows, max),
         CLIP_RATIO_SERIES: _MergeRule(_mean_of_rows, min),
         LOSS_SCALE_SERIES: _MergeRule(_mean_of_rows, min),
         SKIPPED_SERIES: _MergeRule(_mean_of_rows, max),
@@ -137,6 +159,12 @@ SCALARS: Mapping[str, _MergeRule] = MappingProxyType(
         ROLLOUT_DIFFERENCE_SERIES: _MergeRule(_mean_of_rows, max),
         ROLLOUT_RATIO_SERIES: _MergeRule(_mean_of_rows, _mean),
         ROLLOUT_SAMPLES_SERIES: _MergeRule(_mean_of_rows, min),
+        ACCELERATOR_UTILIZATION_SERIES: _MergeRule(_mean_of_rows, min),
+        ACCELERATOR_MEMORY_SERIES: _MergeRule(_largest_of_rows, max),
+        ACCELERATOR_POWER_SERIES: _MergeRule(_mean_of_rows, sum),
+        ACCELERATOR_TEMPERATURE_SERIES: _MergeRule(_largest_of_rows, max),
+        ACCELERATOR_CLOCK_SERIES: _MergeRule(_mean_of_rows, min),
+        ACCELERATOR_THROTTLED_SERIES: _MergeRule(_mean_of_rows, max),
     }
 )
 """What is merged to one number per rank, and per step; infinity wherever something was not finite."""

@@ -18,6 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from trainermon.core.catalogue import (
+    ACCELERATOR_CLOCK_SERIES,
+    ACCELERATOR_MEMORY_SERIES,
+    ACCELERATOR_POWER_SERIES,
+    ACCELERATOR_TEMPERATURE_SERIES,
+    ACCELERATOR_THROTTLED_SERIES,
+    ACCELERATOR_UTILIZATION_SERIES,
+)
 from trainermon.core.errors import QueryError
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, SeriesKey, StatBlock, as_plain
@@ -33,6 +41,14 @@ from trainermon.exporters.merge import (
 )
 from trainermon.exporters.store.blocks import read_blocks
 
+ACCELERATOR_LINES = (
+    ACCELERATOR_UTILIZATION_SERIES,
+    ACCELERATOR_MEMORY_SERIES,
+    ACCELERATOR_POWER_SERIES,
+    ACCELERATOR_TEMPERATURE_SERIES,
+    ACCELERATOR_CLOCK_SERIES,
+    ACCELERATOR_THROTTLED_SERIES,
+)
 LINES = (
     "loss",
     "grad_norm",
@@ -46,11 +62,18 @@ LINES = (
     "rl_mean_abs",
     "rl_ratio",
     "rl_ess",
+    *ACCELERATOR_LINES,
 )
-RANK_QUANTITIES = (STEP_TIME, "loss", "grad_norm", "lag", WAIT)
+_ALWAYS = (STEP_TIME, "loss", "grad_norm", "lag")
+RANK_QUANTITIES = (*_ALWAYS, WAIT, *ACCELERATOR_LINES)
 
 # Where several steps share a point the most unusual one is kept: the smallest of these, the largest of the others.
-_SMALLEST = frozenset({"clip_ratio", "loss_scale", "tokens_per_second", "rl_ess"})
+_SMALLEST = frozenset(
+    {
+        *("clip_ratio", "loss_scale", "tokens_per_second", "rl_ess"),
+        *(ACCELERATOR_UTILIZATION_SERIES, ACCELERATOR_CLOCK_SERIES),
+    }
+)
 
 _LINE_CELLS = 8192
 _OPEN_BYTES = 16 << 20
@@ -174,13 +197,14 @@ class RunHistory:
 
     def rank_quantities(self) -> list[str]:
         """Return the names of the quantities by rank and step (`step_time`, `lag` …) that this run has."""
-        return [name for name in RANK_QUANTITIES if name != WAIT or self._ranks[WAIT].has_values]
+        return [name for name in RANK_QUANTITIES if name in _ALWAYS or self._ranks[name].has_values]
 
     def lines(self, names: Sequence[str]) -> dict[str, Any]:
         """Return {"steps": [...], "series": {name: [...]}}, ready for JSON; None where nothing was recorded.
 
         A line without any value is empty. Beyond 8 192 steps a value is the largest of several steps, of clip ratio,
-        loss scale and tokens per second the smallest, and its step the first of them.
+        loss scale, tokens per second, effective samples, utilisation and clock the smallest, and its step the first of
+        them.
 
         Raises:
             QueryError: A name is unknown.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from trainermon.agent.accelerators.node import NodeAccelerators
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.health import MonitorHealth
 from trainermon.agent.pipeline import RecordPipeline
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankLooks:
-    """Checks, a few times a second, everything but the records: heartbeats, hangs, health, dumps, compaction.
+    """Checks, a few times a second, everything but the records, from heartbeats to accelerators.
 
     Args:
         watch: The ranks' heartbeats.
@@ -31,6 +32,7 @@ class RankLooks:
         rank_files: What the ranks wrote about themselves.
         dumps: Delivers and diagnoses dumps.
         compaction: Keeps the store within its budget.
+        accelerators: Reads the ranks' accelerators.
     """
 
     def __init__(  # noqa: PLR0913 - what is looked at
@@ -44,6 +46,7 @@ class RankLooks:
         rank_files: RankFiles,
         dumps: DumpFollowUp,
         compaction: SegmentCompaction,
+        accelerators: NodeAccelerators,
     ) -> None:
         self._watch = watch
         self._hang = hang
@@ -53,6 +56,7 @@ class RankLooks:
         self._rank_files = rank_files
         self._dumps = dumps
         self._compaction = compaction
+        self._accelerators = accelerators
         self._looked_s = time.monotonic()
 
     @property
@@ -87,6 +91,9 @@ class RankLooks:
         self._health.poll(now_s)
         self._dumps.poll()
         self._compaction.poll(now_s)
+        living = {state.rank for state in self._watch.living}
+        devices = {rank: device for rank, device in self._rank_files.accelerators.items() if rank in living}
+        self._accelerators.look(now_s, devices)
 
     def skip(self, gap_s: float) -> None:
         """Subtract `gap_s` seconds from every rank's silence: this process itself was stopped for that long."""

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
+from trainermon.agent.accelerators.matching import RankAccelerator
 from trainermon.core.journal import Header
 
 
@@ -20,10 +21,12 @@ class RankFile:
     Attributes:
         parameters: Number of its parameters' elements.
         bytes_per_step: Bytes that it writes to its journal per step.
+        accelerator: The device that it trains on; None: none, or not known.
     """
 
     parameters: int = 0
     bytes_per_step: int = 0
+    accelerator: RankAccelerator | None = None
 
 
 class RankFiles:
@@ -53,6 +56,11 @@ class RankFiles:
         """The most bytes that a rank writes per step; 0 if none has reported it."""
         return max((file.bytes_per_step for file in self._files.values()), default=0)
 
+    @property
+    def accelerators(self) -> dict[int, RankAccelerator]:
+        """By rank that trains on one, its accelerator."""
+        return {rank: file.accelerator for rank, file in self._files.items() if file.accelerator is not None}
+
     def read_new(self, headers: Mapping[int, Header]) -> None:
         """Schedule reading the files of ranks that are new or in a new attempt; never waits."""
         for rank, header in headers.items():
@@ -70,6 +78,10 @@ def read_rank_file(run_dir: Path, rank: int) -> RankFile:
     """Return numbers that `rank` wrote about itself (`RankFile`); zeros where its file cannot be read."""
     try:
         plain = json.loads((run_dir / "ranks" / f"rank{rank:05d}.json").read_text(encoding="utf-8"))
-        return RankFile(**{field.name: int(plain.get(field.name, 0)) for field in dataclasses.fields(RankFile)})
-    except (OSError, ValueError, TypeError, AttributeError):
+        return RankFile(
+            parameters=int(plain.get("parameters", 0)),
+            bytes_per_step=int(plain.get("bytes_per_step", 0)),
+            accelerator=RankAccelerator.of(plain),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return RankFile()

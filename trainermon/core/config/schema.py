@@ -44,6 +44,8 @@ class AgentConfig:
         linger_s: Seconds that the agent waits after the last rank has gone, for a restarted job.
         wait_s: Longest time in seconds that `close()` waits for the agent to have stored everything.
         flush_s: Longest time in seconds between two stored segments.
+        accelerators_s: Seconds between two readings of utilisation, memory, power and temperature of the ranks'
+            accelerators, as their driver tells the agent; 0: none.
     """
 
     start: bool = True
@@ -52,10 +54,11 @@ class AgentConfig:
     linger_s: float = 60.0
     wait_s: float = 10.0
     flush_s: float = 30.0
+    accelerators_s: float = 2.0
 
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, "agent.port", self.port, "0 to 65535")
-        for key in ("linger_s", "wait_s"):
+        for key in ("linger_s", "wait_s", "accelerators_s"):
             require(getattr(self, key) >= 0, f"agent.{key}", getattr(self, key), "a number of seconds, 0 or more")
         require(self.flush_s > 0, "agent.flush_s", self.flush_s, "a number of seconds above 0")
 

@@ -8,6 +8,12 @@ import { formatCount, formatMeasured, formatSeconds } from "./scales.js";
 /** @import { Lines } from "./view.js" */
 /** @typedef {{title: string, hint: string, log?: boolean, format?: (value: number | null) => string}} Measure */
 
+/** @param {number | null} value */
+const formatMemory = (value) => (value !== null && Number.isFinite(value) ? `${(value / 2 ** 30).toFixed(1)} GiB` : formatMeasured(value));
+
+/** @param {number | null} value */
+const formatClock = (value) => (value !== null && Number.isFinite(value) ? `${Math.round(value / 1e6)} MHz` : formatMeasured(value));
+
 /**
  * In the order of the choice; the first one that a run has is shown first.
  * @type {Record<string, Measure>}
@@ -21,6 +27,12 @@ const MEASURES = {
   loss_scale: { title: "Loss scale", hint: "what the loss was multiplied by", log: true, format: (value) => (value !== null && value >= 1000 && Number.isFinite(value) ? formatCount(value) : formatMeasured(value)) },
   skipped: { title: "Skipped steps", hint: "1 where the framework skipped the step" },
   tokens_per_second: { title: "Tokens per second", hint: "of all ranks of this node" },
+  accelerator_utilization: { title: "Utilisation", hint: "share of time in which the accelerator computed, of the least busy rank" },
+  accelerator_memory_bytes: { title: "Accelerator memory", hint: "in use on the fullest accelerator of this node", format: formatMemory },
+  accelerator_power_watts: { title: "Power", hint: "watts of all accelerators of this node's ranks" },
+  accelerator_temperature_celsius: { title: "Temperature", hint: "°C of the hottest accelerator" },
+  accelerator_clock_hertz: { title: "Accelerator clock", hint: "of the slowest accelerator", format: formatClock },
+  accelerator_throttled: { title: "Throttled", hint: "1 where heat or the power supply slows an accelerator down" },
   step_time: { title: "Step time", hint: "of the slowest rank", format: formatSeconds },
 };
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from trainermon.core.catalogue import STEP_TIME_SERIES
+from trainermon.core.catalogue import ACCELERATOR_SERIES, STEP_TIME_SERIES
 from trainermon.core.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.influxdb.line_protocol import PointLines, point, series_text, time_text
 from trainermon.exporters.prometheus.module_series import ModuleSeries
@@ -33,6 +33,7 @@ _COUNT, _MIN, _MAX, _SUM, _SUM_SQ, _ZEROS, _NANS, _INFS = range(len(STATISTICS))
 _COUNTS = ("count", "nonfinite", "zeros")
 _NUMBERS = ("max", "mean", "min", "rms")
 _STEP = "trainermon_step"
+_ACCELERATOR = "trainermon_accelerator"
 # By metric: measurement and field, where these are not the metric's own name and `value`.
 _FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -79,6 +80,7 @@ class RankPoints:
         duration = ScalarSeries("", {}, _ids(i for i, key in enumerate(keys) if _is_step_time(key)), adds_up=False)
         self._fields = [self._field(scalar) for scalar in (*losses(keys), *step_values(keys), *collectives(keys))]
         self._fields.append(_StepField(self._step, "duration_seconds", duration))
+        self._fields += self._accelerator(keys)
         self._kinds = list(dict.fromkeys(key.kind for key in keys))
         self._kind_of = _ids(self._kinds.index(key.kind) for key in keys)
         self._nonfinite = [
@@ -166,6 +168,16 @@ class RankPoints:
     def _field(self, scalar: ScalarSeries) -> _StepField:
         measurement, name = _FIELDS.get(scalar.metric, (scalar.metric, "value"))
         return _StepField(self._text(measurement, scalar.labels), name, scalar)
+
+    def _accelerator(self, keys: Sequence[SeriesKey]) -> list[_StepField]:
+        """Return the fields of the rank's accelerator; [] if nothing is known of one."""
+        where = self._text(_ACCELERATOR, {})
+        ids = {key.name: number for number, key in enumerate(keys) if key.kind is Kind.STEP}
+        return [
+            _StepField(where, name.removeprefix("accelerator_"), ScalarSeries("", {}, _ids([ids[name]]), adds_up=False))
+            for name in ACCELERATOR_SERIES
+            if name in ids
+        ]
 
     def _text(self, measurement: str, tags: Mapping[str, str]) -> str:
         return series_text(measurement, {**self._tags, **tags})

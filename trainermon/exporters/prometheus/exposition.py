@@ -115,6 +115,15 @@ class Exposition:
         values, key = self._place(name, rank, label)
         values[key] = values.get(key, 0.0) + amount
 
+    def set_accelerator(self, rank: int, values: Mapping[str, float], **labels: str) -> None:
+        """Set what the driver says of the accelerator of `rank`, by metric; NaN: not known. {}: nothing any more.
+
+        `labels` say which one it is (`uuid`, `model`). A rank has these metrics from its next block on.
+        """
+        series = self._rank(rank)
+        series.accelerator = {name: value for name, value in values.items() if math.isfinite(value)}
+        series.accelerator_labels = labels
+
     def render(
         self, accept: str | None = None, others: Iterable[tuple[Metric, Sequence[MetricSamples]]] = ()
     ) -> tuple[bytes, str]:

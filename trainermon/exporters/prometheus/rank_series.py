@@ -102,16 +102,20 @@ class RankSeries:
 
     Attributes:
         told: The metrics in `TOLD`, set from outside.
+        accelerator: By metric, what the driver says of the rank's accelerator; empty while that is not known.
+        accelerator_labels: What it is: values of the labels of `trainermon_accelerator_info`.
         rolled_up: Number of the rank's series that are merged into a parent module.
         left_out: Number of series for which the budget has no room.
     """
 
     def __init__(self, run_id: str, rank: int) -> None:
         self.told = {n: 0.0 if METRICS[n].type is MetricType.COUNTER else math.nan for n in TOLD}
+        self.accelerator: Mapping[str, float] = {}
+        self.accelerator_labels: Mapping[str, str] = {}
         self.rolled_up = 0
         self.left_out = 0
         self._labels = {"run": run_id, "rank": str(rank)}
-        self._version: tuple[int, ...] = ()
+        self._version: tuple[object, ...] = ()
         self._values = RankValues()
         self._histograms = RankHistograms(self._labels)
         self._shows_histogram = False
@@ -133,7 +137,8 @@ class RankSeries:
             node: Where the steps and waiting times of all ranks are counted.
         """
         header, keys, placements = table
-        version = (header.attempt, header.coordinates.world_size, len(keys), budget)
+        accelerator = (*self.accelerator, *self.accelerator_labels.items())
+        version = (header.attempt, header.coordinates.world_size, len(keys), budget, accelerator)
         if version == self._version:
             return
         self._values.register(keys, placements, is_same_attempt=version[:1] == self._version[:1])
@@ -189,7 +194,17 @@ class RankSeries:
         yield self._one("trainermon_rank_info", lambda: 1.0, **places)
         for name in TOLD:
             yield self._one(name, partial(self.told.__getitem__, name))
+        if self.accelerator:
+            yield self._one("trainermon_accelerator_info", self._has_accelerator, **self.accelerator_labels)
+        for name in self.accelerator:
+            yield self._one(name, partial(self._of_accelerator, name))
         yield from map(self._scalar, index.collectives)
+
+    def _has_accelerator(self) -> float:
+        return 1.0 if self.accelerator else math.nan
+
+    def _of_accelerator(self, name: str) -> float:
+        return self.accelerator.get(name, math.nan)
 
     def _scalar(self, scalar: ScalarSeries) -> _SingleSeries:
         known = self._values

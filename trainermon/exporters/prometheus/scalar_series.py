@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.core.catalogue import (
+    ACCELERATOR_SERIES,
     CLIP_RATIO_SERIES,
     GLOBAL_NORM_SERIES,
     LEARNING_RATE_SERIES,
@@ -89,14 +90,15 @@ def losses(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
 def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
     """Return the Prometheus series for the numbers of the step: those measured, then those that the script records.
 
-    The duration of the step is not among them.
+    The duration of the step is not among them, and what is known of the accelerator: in `/metrics` that is as new as
+    its driver tells it, whether the rank goes on or not.
     """
     measured: dict[str, list[int]] = {}
     rates: dict[str, list[int]] = {}
     rollouts: dict[str, list[int]] = {}
     recorded: dict[str, list[int]] = {}
     for number, key in enumerate(keys):
-        if key.kind is not Kind.STEP or key.name == STEP_TIME_SERIES:
+        if key.kind is not Kind.STEP or key.name == STEP_TIME_SERIES or key.name in ACCELERATOR_SERIES:
             continue
         if key.name == LEARNING_RATE_SERIES and key.slot:
             rates.setdefault(key.slot, []).append(number)

@@ -24,6 +24,7 @@ from trainermon.core.private_files import make_private_directory, open_private, 
 from trainermon.core.spool import OUTBOX_FOLDER, list_ranks
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, as_plain
+from trainermon.monitor.environment.accelerator import describe_accelerator
 from trainermon.monitor.environment.kept_settings import kept_settings
 from trainermon.monitor.taps.training import HeldParameter, Training
 
@@ -114,6 +115,7 @@ def _about_rank(
         "parameters": sum(_num_counted(p) for p in training.parameters),
         "modules": [module.name for module in training.modules],
         "bytes_per_step": bytes_per_step,
+        "accelerator": describe_accelerator(parameter.tensor for parameter in training.parameters),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView, TableColumn
 
@@ -243,10 +245,70 @@ _APART = PanelRow(
     ),
 )
 
+
+def _of_accelerator(title: str, text: str, metric: str, field: str, **shown: Any) -> Panel:
+    """Return a panel of what the driver says of each rank's accelerator; `field` is its name in InfluxDB."""
+    return Panel(
+        title=title,
+        text=text,
+        view=PanelView.LINES,
+        prometheus=(PanelQuery(text=_by_rank(f"trainermon_accelerator_{metric}"), legend="rank {{rank}}"),),
+        influxdb=(
+            PanelQuery(text=q.influx(f'mean("{field}")', "trainermon_accelerator", by="rank"), legend="rank $tag_rank"),
+        ),
+        width=8,
+        empty="The agent cannot read the accelerators",
+        **shown,
+    )
+
+
+_ACCELERATORS = PanelRow(
+    title="Accelerators",
+    panels=(
+        _of_accelerator(
+            "Utilisation, by rank",
+            "Share of time in which the accelerator computed at all. One that waits in a collective counts as busy: "
+            "power tells more.",
+            "utilization_ratio",
+            "utilization",
+            unit="percentunit",
+            scale=ColourScale(low=0, high=1),
+        ),
+        _of_accelerator(
+            "Power, by rank",
+            "What the accelerator draws. A rank that waits for others draws less than they do.",
+            "power_watts",
+            "power_watts",
+            unit="watt",
+            scale=ColourScale(low=0),
+        ),
+        _of_accelerator(
+            "Memory in use, by rank",
+            "By all processes, with what torch's allocator keeps for later.",
+            "memory_used_bytes",
+            "memory_bytes",
+            unit="bytes",
+            scale=ColourScale(low=0),
+        ),
+        _of_accelerator(
+            "Temperature, by rank", "Of the chip.", "temperature_celsius", "temperature_celsius", unit="celsius"
+        ),
+        _of_accelerator("Clock, by rank", "Of the cores.", "clock_hertz", "clock_hertz", unit="hertz"),
+        _of_accelerator(
+            "Slowed down, by rank",
+            "1 while heat or the power supply lowers the clock; the accelerator's own power limit does not count.",
+            "throttled",
+            "throttled",
+            decimals=0,
+            scale=ColourScale(low=0, high=1),
+        ),
+    ),
+)
+
 BOARD = Board(
     name="ranks",
     title="Ranks",
     text="Who is slow, who is stuck, who trains apart from the others.",
-    rows=(_TABLE, _TIME, _APART),
+    rows=(_TABLE, _TIME, _ACCELERATORS, _APART),
     picks=("stage", "rank"),
 )
