@@ -163,6 +163,7 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
     news |= {"steps-skipped-often", "straggler", "collective-slow", "collectives-mismatched"}
     news |= {"learning-rate-zero", "batch-repeated", "eval-mode"}
     news |= {"rollout-weights-differ", "rollout-bookkeeping", "rollout-stale", "rollout-not-comparable"}
+    news |= {"accelerator-throttled", "accelerator-memory-full"}
     news |= {rule.name for rule in rules.values() if isinstance(rule.when, Reported)}
     assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == news
 

@@ -175,6 +175,19 @@ def test_rollouts_are_merged_to_the_worst_rank_and_their_mean_ratio():
     assert [lines[name] for name in names] == [[0.5], [1.25], [0.4]]
 
 
+def test_accelerators_are_merged_to_the_one_that_is_worst_off_and_the_power_of_all():
+    names = [*views.ACCELERATOR_LINES]
+    keys = [SeriesKey(Kind.STEP, name) for name in names]
+    history = expecting(header(0, keys=keys), header(1, keys=keys))
+
+    feed(history, header(0, keys=keys), 0, [[0.9, 0.7], [10e9, 60e9], [400.0, 600.0], [50.0, 70.0], [2e9], [0.0]])
+    feed(history, header(1, keys=keys), 0, [[0.3, 0.5], [20e9, 30e9], [200.0, 200.0], [80.0, 60.0], [1e9], [1.0]])
+
+    lines = history.lines(names)["series"]
+    assert [lines[name] for name in names] == [[pytest.approx(0.4)], [60e9], [700.0], [80.0], [1e9], [1.0]]
+    assert set(names) <= set(history.rank_quantities())
+
+
 def test_of_many_steps_the_smallest_clip_ratio_is_kept_and_the_largest_rate(monkeypatch):
     monkeypatch.setattr(views, "_LINE_CELLS", 64)
     keys = [SeriesKey(Kind.STEP, "clip_ratio"), SeriesKey(Kind.STEP, "learning_rate", "0")]

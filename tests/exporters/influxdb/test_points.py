@@ -113,6 +113,16 @@ def test_numbers_of_the_step_are_fields_of_one_point():
     assert found["trainermon_learning_rate", "0"] == {"step": 7, "value": 3e-4}
 
 
+def test_what_is_known_of_the_accelerator_has_a_point_of_its_own():
+    readings = {step_key("accelerator_power_watts"): np.array([400.0, 500.0]), step_key("accuracy"): np.array([0.5])}
+
+    found, _ = points_of(readings)
+
+    assert found["trainermon_accelerator",] == {"step": 7, "power_watts": 450.0}
+    assert found["trainermon_recorded_value", "accuracy"] == {"step": 7, "value": 0.5}
+    assert len(found) == 4  # and the step's own, and its elements that are not finite
+
+
 def test_collectives_have_one_point_per_group():
     tensors = {comm("dp_cp", slot): np.array([value]) for slot, value in (("sequence", 40.0), ("bytes", 1e6))}
     tensors |= {comm("dp_cp.all_reduce", "wait_seconds", call): np.array([0.25]) for call in range(2)}
