@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.alerts.series import block, feed
@@ -14,12 +16,12 @@ KEYS = tuple(SeriesKey(Kind.STEP, name) for name in NAMES)
 SOUND = (0.0, 0.97, 0.98, 690.0)
 
 
-def alerts(steps: list[tuple[float, ...]]) -> list[Alert]:
+def alerts(steps: Sequence[tuple[float, ...]]) -> list[Alert]:
     rows = [dict(enumerate(values)) for values in steps]
     return feed(RuleEngine(load_rules()), KEYS, (block(step, row) for step, row in enumerate(rows)))
 
 
-def firing(steps: list[tuple[float, ...]]) -> list[tuple[str, int]]:
+def firing(steps: Sequence[tuple[float, ...]]) -> list[tuple[str, int]]:
     return [(alert.rule, alert.step) for alert in alerts(steps) if alert.state is AlertState.FIRING]
 
 

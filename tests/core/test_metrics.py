@@ -2,10 +2,11 @@ import re
 
 import pytest
 
-from trainermon.core.metrics import METRICS, MODULE_METRICS, Metric, MetricType
+from trainermon.core.metric import Metric, MetricType
+from trainermon.core.metrics import METRICS, MODULE_METRICS
 from trainermon.core.values import Kind
 
-BASE_UNITS = {"seconds", "bytes", "ratio", "elements", "series", "records", "files"}
+BASE_UNITS = {"seconds", "bytes", "ratio", "elements", "series", "records", "files", "watts", "celsius", "hertz"}
 # Names that scrape configurations attach to targets, and words that belong into another place.
 FORBIDDEN_LABELS = {"type", "service", "env", "stage", "cluster", "region", "node", "step", "le", "job", "instance"}
 

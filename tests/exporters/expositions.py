@@ -6,6 +6,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.exporters.runs import RECORDED
+from trainermon.core.metric import MetricType
+from trainermon.core.metrics import ACCELERATORS
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.prometheus.openmetrics import OPENMETRICS
@@ -51,3 +53,6 @@ ALONE = (
     SeriesKey(Kind.FEATURE, "h.0.attn", "attention_max_logit"),
 )
 """A series for every metric that is not of a module's tensors."""
+
+OF_ACCELERATOR = [metric.name for metric in ACCELERATORS if metric.type is not MetricType.INFO]
+"""What the driver says of a rank's accelerator."""

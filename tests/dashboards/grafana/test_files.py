@@ -9,7 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trainermon.core.metrics import METRICS, MetricType
+from trainermon.core.metric import MetricType
+from trainermon.core.metrics import METRICS
 from trainermon.dashboards.grafana.files import FOLDER, DashboardFile, dashboards
 
 FILES = [*dashboards("prometheus"), *dashboards("influxdb")]
@@ -175,6 +176,8 @@ def test_every_metric_of_the_catalogue_is_on_a_dashboard():
     text = "".join(file.text for file in dashboards("prometheus"))
 
     assert {name for name in METRICS if name not in text} == {
+        "trainermon_accelerator_info",
+        "trainermon_accelerator_memory_size_bytes",
         "trainermon_commits_total",
         "trainermon_optimizer_state_rms",
         "trainermon_updated_parameter_rms",

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.exporters.expositions import ALONE, read
+from tests.exporters.expositions import ALONE, OF_ACCELERATOR, read
 from tests.exporters.runs import LOSS, STEP_TIME, LargeRun, block_of, header_of
 from tests.server_programs import find_program
-from trainermon.core.metrics import ACCELERATORS, METRICS, MetricType
+from trainermon.core.metrics import METRICS
 from trainermon.core.values import Alert, AlertState, Kind, Placement, SeriesKey, Severity
 from trainermon.exporters.prometheus.budget import SeriesBudget
 from trainermon.exporters.prometheus.exposition import Exposition
@@ -370,9 +370,6 @@ def test_both_formats_hold_the_same_values():
     assert len(text) > 1000
 
 
-OF_ACCELERATOR = [metric.name for metric in ACCELERATORS if metric.type is not MetricType.INFO]
-
-
 def large_exposition(**options) -> Exposition:
     """Return the exposition of 8 ranks with 300 series each, all metrics in it."""
     exposition = Exposition("run", rules=RULES, **options)
@@ -385,26 +382,6 @@ def large_exposition(**options) -> Exposition:
     set_all(exposition, ranks=[None, *range(8)])
     exposition.set_alerts([alert("loss_spike", 0)], now_s=0.0)
     return exposition
-
-
-def test_what_is_known_of_an_accelerator_is_shown_while_it_is_known():
-    exposition = Exposition("run")
-    tensors = {gradient("a"): np.array([3.0, 4.0])}
-
-    def shown(values: dict[str, float], *, goes_on: bool = True):
-        exposition.set_accelerator(0, values, uuid="GPU-a", model="H100")
-        if goes_on:
-            exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors)))
-        return {key: value for key, value in read(exposition).items() if "accelerator" in key[0]}
-
-    info = ("trainermon_accelerator_info", "rank=0", "uuid=GPU-a", "model=H100")
-    power, clock = (f"trainermon_accelerator_{name}" for name in ("power_watts", "clock_hertz"))
-    assert shown({power: 500.0, clock: math.nan}) == {info: 1.0, (power, "rank=0"): 500.0}
-    assert shown({power: 80.0}, goes_on=False) == {info: 1.0, (power, "rank=0"): 80.0}  # of a rank that stands still
-    assert shown({}, goes_on=False) == {}
-    assert shown({power: 90.0, clock: 1e9}) == {info: 1.0, (power, "rank=0"): 90.0, (clock, "rank=0"): 1e9}
-    exposition.remove_rank(0)
-    assert not [key for key in read(exposition) if "accelerator" in key[0]]
 
 
 def set_all(exposition: Exposition, *, ranks: Iterable[int | None]) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from trainermon.core.metrics import METRICS, Metric, MetricType
+from trainermon.core.metric import Metric, MetricType
+from trainermon.core.metrics import METRICS
 from trainermon.exporters.prometheus.openmetrics import (
     BucketCounts,
     BucketExemplar,

@@ -162,6 +162,7 @@ def test_run_files_say_who_runs_and_hold_no_more_of_the_environment_than_setting
 
     rank = json.loads((directory / "ranks" / "rank00000.json").read_text())
     assert (rank["parameters"], rank["modules"]) == (49, ["0", "1", "2"])
+    assert rank["accelerator"] is None
     assert rank["environment"]["variables"]["NCCL_ALGO"] == "Ring"
     assert rank["environment"]["torch"]["version"] == torch.__version__
     assert "SOMETHING_ELSE" not in str(rank)

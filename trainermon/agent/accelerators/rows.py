@@ -58,7 +58,7 @@ class AcceleratorRows:
     def __init__(self, max_age_s: float) -> None:
         self._max_age_s = max_age_s
         self._readings: dict[int, _RankReadings] = {}
-        self._tables: dict[int, _RankTable] = {}
+        self._tables: dict[int, _JoinedTable] = {}
         self._rows: OrderedDict[tuple[int, int, int], tuple[Sequence[str], Values]] = OrderedDict()
 
     def note(self, rank: int, time_s: float, reading: AcceleratorReading) -> None:
@@ -77,7 +77,7 @@ class AcceleratorRows:
             return followed
         table = self._tables.get(rank)
         if table is None or table.attempt != header.attempt:
-            table = self._tables[rank] = _RankTable(header.attempt)
+            table = self._tables[rank] = _JoinedTable(header.attempt)
         if isinstance(record, BlockRecord):
             names, values = self._rows_of(rank, header.attempt, record.block)
             record = dataclasses.replace(record, block=table.join(header, record.block, names, values))
@@ -115,7 +115,7 @@ class _RankReadings:
         return [reading] if until_s - time_s <= max_age_s else []
 
 
-class _RankTable:
+class _JoinedTable:
     """A rank's series with those of its accelerator among them, in the order in which they came up.
 
     Attributes:

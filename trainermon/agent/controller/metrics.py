@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainermon.agent.controller.controller import Controller
-from trainermon.core.metrics import Metric, MetricType
+from trainermon.core.metric import Metric, MetricType
 from trainermon.exporters.prometheus.openmetrics import (
     OPENMETRICS,
     TEXT,

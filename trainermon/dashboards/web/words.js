@@ -17,7 +17,9 @@ const SLOTS = { wait_seconds: "waiting time in seconds" };
 /** @type {Record<string, string>} */
 export const QUANTITIES = {
   step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank",
-  wait: "waiting for collectives",
+  wait: "waiting for collectives", accelerator_utilization: "utilisation", accelerator_memory_bytes: "accelerator memory in bytes",
+  accelerator_power_watts: "power in watts", accelerator_temperature_celsius: "temperature in °C",
+  accelerator_clock_hertz: "accelerator clock in Hz", accelerator_throttled: "throttled",
 };
 
 /** @param {string} name */

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainermon.core.metrics import METRICS, Metric
+from trainermon.core.metric import Metric
+from trainermon.core.metrics import METRICS
 from trainermon.core.values import Alert, Placement, SeriesKey, Severity, StatBlock
 from trainermon.exporters.prometheus.budget import SeriesBudget
 from trainermon.exporters.prometheus.node_series import NodeSeries

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainermon.core.metrics import METRICS, MetricType
+from trainermon.core.metric import MetricType
+from trainermon.core.metrics import METRICS
 from trainermon.core.values import Severity
 from trainermon.exporters.prometheus.alert_series import AlertSeries
 from trainermon.exporters.prometheus.openmetrics import BucketCounts, MetricSamples, sample_prefix

@@ -17,7 +17,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trainermon.core.metrics import METRICS, Metric, MetricType
+from trainermon.core.metric import Metric, MetricType
+from trainermon.core.metrics import METRICS
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainermon import __version__
-from trainermon.core.metrics import BUILD_INFO, PROCESS_METRICS, Metric
+from trainermon.core.metric import Metric
+from trainermon.core.metrics import BUILD_INFO, PROCESS_METRICS
 from trainermon.exporters.prometheus.openmetrics import MetricSamples, label_text
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainermon.core.metrics import METRICS, MetricType
+from trainermon.core.metric import MetricType
+from trainermon.core.metrics import METRICS
 from trainermon.core.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.prometheus.module_series import ModuleSeries
 from trainermon.exporters.prometheus.node_series import STEP_DURATION, NodeHistograms

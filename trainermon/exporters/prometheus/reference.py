@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from trainermon.core.catalogue import KINDS, STATISTICS
-from trainermon.core.metrics import BUILD_INFO, METRICS, PROCESS_METRICS, Metric
+from trainermon.core.metric import Metric
+from trainermon.core.metrics import BUILD_INFO, METRICS, PROCESS_METRICS
 from trainermon.core.values import STATISTICS as MOMENTS
 from trainermon.exporters.prometheus.budget import SeriesBudget
 

@@ -25,7 +25,8 @@ from trainermon.core.catalogue import (
     TOKENS_PER_SECOND_SERIES,
     TOKENS_SERIES,
 )
-from trainermon.core.metrics import METRICS, MetricType
+from trainermon.core.metric import MetricType
+from trainermon.core.metrics import METRICS
 from trainermon.core.values import Kind, SeriesKey
 
 MOST = 8

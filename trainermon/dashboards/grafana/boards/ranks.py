@@ -294,13 +294,30 @@ _ACCELERATORS = PanelRow(
             "Temperature, by rank", "Of the chip.", "temperature_celsius", "temperature_celsius", unit="celsius"
         ),
         _of_accelerator("Clock, by rank", "Of the cores.", "clock_hertz", "clock_hertz", unit="hertz"),
-        _of_accelerator(
-            "Slowed down, by rank",
-            "1 while heat or the power supply lowers the clock; the accelerator's own power limit does not count.",
-            "throttled",
-            "throttled",
+        Panel(
+            title="Faults, by rank",
+            text="Slowed down: 1 while heat or the power supply lowers the clock; the accelerator's own power limit does "
+            "not count. Xid: number of the newest error that NVIDIA's driver reported. Memory errors: those that could "
+            "not be corrected.",
+            view=PanelView.LINES,
+            prometheus=tuple(
+                PanelQuery(text=_by_rank(f"trainermon_accelerator_{metric}"), legend=f"rank {{{{rank}}}} {legend}")
+                for metric, legend in (
+                    ("throttled", "slowed down"),
+                    ("xid", "Xid"),
+                    ("uncorrected_errors", "memory errors"),
+                )
+            ),
+            influxdb=(
+                PanelQuery(
+                    text=q.influx('max("throttled")', "trainermon_accelerator", by="rank"),
+                    legend="rank $tag_rank slowed down",
+                ),
+            ),
             decimals=0,
             scale=ColourScale(low=0, high=1),
+            width=8,
+            empty="The agent cannot read the accelerators",
         ),
     ),
 )
