@@ -353,9 +353,8 @@ def test_the_agent_tells_its_own_cost():
     assert values["trainermon_collection_duration_seconds",] == 0.5
     assert values["trainermon_exposed_series",] == len(first)
     assert values["trainermon_agent_cpu_seconds_total",] == pytest.approx(sum(os.times()[:2]), abs=1.0)
-    assert values["trainermon_agent_resident_memory_bytes",] == pytest.approx(
-        psutil.Process().memory_info().rss, rel=0.1
-    )
+    rss = psutil.Process().memory_info().rss
+    assert values["trainermon_agent_resident_memory_bytes",] == pytest.approx(rss, rel=0.1)
 
 
 def test_both_formats_hold_the_same_values():

@@ -296,8 +296,8 @@ _ACCELERATORS = PanelRow(
         _of_accelerator("Clock, by rank", "Of the cores.", "clock_hertz", "clock_hertz", unit="hertz"),
         Panel(
             title="Faults, by rank",
-            text="Slowed down: 1 while heat or the power supply lowers the clock; the accelerator's own power limit does "
-            "not count. Xid: number of the newest error that NVIDIA's driver reported. Memory errors: those that could "
+            text="Slowed down: 1 while heat or the power supply lowers the clock; its own power limit does not count. "
+            "Xid: number of the newest error that NVIDIA's driver reported. Memory errors: those that could "
             "not be corrected.",
             view=PanelView.LINES,
             prometheus=tuple(
