@@ -18,6 +18,7 @@ from typing import Any
 from tests.dashboards.fake_run import Run, broken_run, frame, healthy_run
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.orders.answers import OrderAnswer, OrderStatus
+from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, Receive, Scope, Send
 from trainermon.agent.web.http import build_application
@@ -64,6 +65,9 @@ class FakeNode:
     async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
         report = self.fake.diagnoses.get(identity)
         return json.dumps(report).encode() if report else None
+
+    async def diagnosis_page(self, key: DumpKey) -> bytes | None:
+        raise NotImplementedError
 
     def evidence(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -17,10 +17,14 @@ from trainermon.alerts.rules import load_rules
 from trainermon.analysis.diagnosis.findings import (
     BadParameter,
     BadTensor,
+    Contrast,
     Diagnosis,
     DiagnosisVerdict,
     FaultPhase,
+    LevelFinding,
+    NextCollection,
     PathLink,
+    PlaceLevel,
     RankFinding,
     RankRole,
 )
@@ -150,6 +154,7 @@ class Run:
             "rules": 9,
             "problem": None,
             "takes_orders": True,
+            "diagnosis_pages": True,
             "model": {"parameters": 124_439_808, "is_whole": True},
             "heatmaps": [{"kind": kind, "statistics": list(statistics_of(kind))} for kind in self.kinds],
             "rank_quantities": self.rank_quantities,
@@ -330,6 +335,20 @@ def fault_diagnosis() -> dict[str, Any]:
         ),
         evidence=("replay of step 1640 on ranks 0 to 7", "statistics of steps 1632 to 1640"),
         dump="dumps/gradient-nonfinite-1-1640/attempt1/step1640/rank3",
+        levels=(
+            LevelFinding(level=PlaceLevel.RANK, answer="3", reason="only its gradients were bad before the reduction"),
+            LevelFinding(
+                level=PlaceLevel.MODULE, answer="h.23.mlp.fc", reason="its weight held 1 Inf", source="dump.json"
+            ),
+        ),
+        contrasts=(
+            Contrast(
+                rank=3, place="param_origin h.23.mlp.fc.weight", value={"rms": 7.5}, usual={"rms": 0.02}, relative=374.0
+            ),
+        ),
+        collect=NextCollection(
+            reason="record the step before", monitor={"targets": {"h.23.mlp": {}}, "wg_distribution": True}
+        ),
     )
     plain: dict[str, Any] = as_plain(report)
     return plain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Position, expect
 
 from tests.dashboards.charts import LAYERS, cell_centre, chart, hover, small_run
 from tests.dashboards.conftest import OpenPage, Serve
@@ -51,7 +51,8 @@ def test_numbers_of_a_line_are_those_of_the_store(serve: Serve, open_page: OpenP
 
     agent = serve(run)
     page = open_page(agent)
-    chart(page, LAYERS).click(position=cell_centre(page, LAYERS, row=1, step=5, rows=4, steps=NUM_STEPS))
+    at = cell_centre(page, LAYERS, row=1, step=5, rows=4, steps=NUM_STEPS)
+    chart(page, LAYERS).click(position=Position(x=at["x"], y=at["y"]))
 
     expect(page.locator(".chip code")).to_have_text(GRADIENTS[1].label)
     for step in (1, BAD_STEP, NUM_STEPS):

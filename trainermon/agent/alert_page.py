@@ -20,10 +20,12 @@ class PlainAlerts:
         rules: The rules that the agent evaluates; they tell which statistic an alert's value is.
         dumps: The run's dumps, among which an alert's own is looked up.
         node: Name of this node in the run directory.
-        handling: What people have said about alerts.
+        handling: What people have said about alerts; None: nothing.
     """
 
-    def __init__(self, rules: Sequence[AlertRule], dumps: RunDumps, *, node: str, handling: AlertHandling) -> None:
+    def __init__(
+        self, rules: Sequence[AlertRule], dumps: RunDumps, *, node: str, handling: AlertHandling | None = None
+    ) -> None:
         self._handling = handling
         self._runbooks = {rule.name: rule.runbook for rule in rules}
         self._statistics = {rule.name: rule.on.statistic for rule in rules}
@@ -44,6 +46,7 @@ class PlainAlerts:
         plain["diagnosis"] = entry.key.url if entry and entry.diagnosed else None
         plain["report"] = report_url(alert, self._node)
         plain["runbook"] = self._runbooks.get(alert.rule, alert.rule)
-        plain["acknowledged"] = as_plain(self._handling.acknowledgement(alert.id))
-        plain["silenced"] = as_plain(self._handling.silence(alert, time.time()))
+        said = self._handling
+        plain["acknowledged"] = as_plain(said.acknowledgement(alert.id)) if said else None
+        plain["silenced"] = as_plain(said.silence(alert, time.time())) if said else None
         return plain

@@ -10,6 +10,7 @@ from trainermon.agent.assembly import AgentParts
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.orders.answers import OrderAnswer
 from trainermon.agent.orders.desk import OrderDesk
+from trainermon.agent.orders.diagnosis_pages import DiagnosisPages
 from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.orders.findings import FindingDesk
 from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
@@ -52,6 +53,7 @@ class RunNode:
         self._findings = RunFindings(
             parts.place, alerts=alerting.book, dumps=orders.dumps, plain=alerting.plain, executor=executor
         )
+        self._pages = DiagnosisPages(parts.place.run_dir, orders.dumps, executor=executor)
         self._graphs = DumpGraphs(parts.place.run_dir, orders.dumps, executor=executor)
         self._curves = StoredCurves(parts.place.run_dir, node=parts.place.node, flush=flush)
         self._history = parts.views.history
@@ -120,6 +122,10 @@ class RunNode:
         No other file can be named.
         """
         return await self._findings.diagnosis(identity, attempt, step)
+
+    async def diagnosis_page(self, key: DumpKey) -> bytes | None:
+        """Return the diagnosis of the dump `key` as a page with code, values and plots; None if there is none."""
+        return await self._pages.page(key)
 
     async def graph(self, key: DumpKey) -> GraphAnswer:
         """Return the graph's page with the dump `key`, or what became of it; the first question has it built."""

@@ -73,6 +73,7 @@ class RunOverview:
             "rank_quantities": self._history.rank_quantities(),
             "rules": len(self._alerting.rules),
             "takes_orders": True,
+            "diagnosis_pages": True,
             "problem": self._pipeline.status.store_error,
         }
 

@@ -239,7 +239,7 @@ function route() {
   const match = /^#\/diagnosis\/([^/]+)\/(\d+)\/(\d+)$/.exec(location.hash);
   byId("run").hidden = Boolean(match);
   byId("diagnosis").hidden = !match;
-  if (match) showDiagnosis(byId("diagnosis"), { dump: match[1], attempt: match[2], step: match[3] });
+  if (match) showDiagnosis(byId("diagnosis"), { dump: match[1], attempt: match[2], step: match[3], run: asked.run });
   else showAddress();
   scrollTo(0, 0);
 }

@@ -6,7 +6,7 @@ import { el } from "./dom.js";
 import { formatCount, formatSpans, formatStep, formatValue } from "./scales.js";
 import { table } from "./tables.js";
 
-/** @import { ChainLink, Content, RankFinding, Report, TensorFacts } from "./types.js" */
+/** @import { ChainLink, Content, Numeric, RankFinding, Report, Run, TensorFacts } from "./types.js" */
 
 /** @type {Record<string, string>} */
 const PHASES = {
@@ -21,20 +21,24 @@ const ROLES = {
 };
 /** @type {Record<string, string>} */
 const AGAIN = { not_reproducible: "not reproducible", unknown: "not known" };
+const MOST_CONTRASTS = 64;
 /** @type {Record<string, string>} */
 const REPLAYS = { nonfinite: "not finite again", clean: "clean", none: "no replay" };
 
 /**
  * Fills `main` with the report of the dump; says so when there is none.
  * @param {HTMLElement} main
- * @param {{dump: string, attempt: string, step: string}} address
+ * @param {{dump: string, attempt: string, step: string, run: Promise<Run>}} address
  */
-export async function showDiagnosis(main, { dump, attempt, step }) {
+export async function showDiagnosis(main, { dump, attempt, step, run }) {
   const graph = el("a", { href: graphAddress({ id: dump, attempt, step }), cls: "back" }, "Graph of the step");
+  // Code, elements of the tensor and plots stand there; whoever asks first waits for it to be written.
+  const whole = el("a", { href: `diagnosis/${encodeURIComponent(dump)}/${attempt}/${step}`, cls: "back", target: "_blank" }, "The whole report: code, values and plots");
   main.replaceChildren(back(), el("p", { cls: "empty" }, "Reading the dump…"));
   try {
     const report = /** @type {Report} */ (await getJson(`api/diagnosis/${dump}/${attempt}/${step}`));
     main.replaceChildren(back(), graph, ...article(report));
+    run.then(({ diagnosis_pages: has }) => has && graph.after(whole), () => {});
   } catch (error) {
     main.replaceChildren(back(), el("section", { cls: "panel" },
       el("p", { cls: "empty" }, el("strong", {}, "No diagnosis to show. "), error instanceof Error ? error.message : String(error)),
@@ -50,7 +54,7 @@ function article(report) {
   const head = el("section", { cls: "health report-head", "data-tone": found ? "bad" : "calm" },
     el("span", { cls: "lamp", "aria-hidden": "true" }),
     el("div", {}, el("p", { cls: "eyebrow" }, eyebrow(report)), el("h1", { cls: "headline" }, report.headline), el("p", { cls: "detail" }, report.reason)));
-  const evidence = [ranks(report), parameters(report), list("What followed", report.consequences), list("Also possible", report.candidates), list("What this rests on", report.evidence)];
+  const evidence = [ranks(report), parameters(report), list("What followed", report.consequences), list("Also possible", report.candidates), levels(report), contrasts(report), list("Settings that differ", report.setting_differences), list("What this rests on", report.evidence), collect(report)];
   return [head, facts(report), el("div", { cls: "two" }, chain(report), el("div", { cls: "stack" }, evidence.filter(Boolean)))];
 }
 
@@ -67,11 +71,12 @@ const entry = (label, ...value) => el("div", { cls: "figure" }, el("dt", {}, lab
 
 /** @param {Report} report */
 function facts(report) {
-  const { rank, module, class_name: type, call, phase, micro_step: microStep, tensor, source, dump } = report;
+  const { rank, module, class_name: type, call, phase, micro_step: microStep, tensor, source, dump, api } = report;
   const made = report.classification?.source;
   return el("dl", { cls: "figures facts-of-report" },
     entry("Rank", rank === null ? "unknown" : String(rank)),
     entry("Module", el("code", {}, module || "unknown"), type ? el("small", {}, ` ${type}`) : null, call ? el("small", {}, ` call ${call}`) : null),
+    api ? entry("Function", el("code", {}, api)) : null,
     entry("Where", PHASES[phase] ?? phase),
     tensor && entry("Tensor", el("code", {}, tensor.slot), el("small", {}, ` ${shapeText(tensor)}`)),
     microStep === null || microStep === undefined ? null : entry("Micro step", String(microStep)),
@@ -194,6 +199,36 @@ function parameters({ parameters: bad, rank }) {
   return el("section", { cls: "panel" },
     el("header", { cls: "panel-head" }, el("h2", {}, "Weights that were not finite"), el("span", { cls: "hint" }, `before the step, on rank ${rank}`)),
     el("div", { cls: "scroll" }, table("parameter-table", ["Parameter", "Value"], rows)));
+}
+
+/** @param {Report} report */
+function levels({ levels: found = [] }) {
+  if (!found.length) return null;
+  const rows = found.map(({ level, answer, reason, source }) => el("tr", {},
+    el("td", {}, level.replaceAll("_", " ")), el("td", { cls: "where" }, answer || "–"), el("td", { cls: "where" }, reason), el("td", { cls: "where hint" }, source)));
+  return el("section", { cls: "panel" }, el("h2", {}, "How it was found"),
+    el("div", { cls: "scroll" }, table("level-table cards", ["Level", "Answer", "Because", "By"], rows)));
+}
+
+/** @param {Record<string, Numeric>} values */
+const numbersText = (values) => Object.entries(values).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${formatValue(number(value))}`).join(", ") || "–";
+
+/** @param {Report} report */
+function contrasts({ contrasts: found = [], reference }) {
+  if (!found.length) return null;
+  const rows = found.slice(0, MOST_CONTRASTS).map(({ rank, place, value, usual, relative }) => el("tr", {},
+    el("td", { cls: "where" }, el("code", {}, place)), el("td", { cls: "num" }, rank === null ? "–" : String(rank)),
+    el("td", { cls: "where" }, numbersText(value)), el("td", { cls: "where" }, numbersText(usual)), el("td", { cls: "num" }, formatValue(number(relative), 2))));
+  return el("section", { cls: "panel" }, el("h2", {}, "Beside what it should be"),
+    el("div", { cls: "scroll" }, table("contrast-table cards", ["Place", "Rank", "Here", reference ? "Reference" : "Usual", "Apart by"], rows)));
+}
+
+/** @param {Report} report */
+function collect({ collect: order }) {
+  if (!order) return null;
+  const settings = [["config.json, for PrecisionDebugger", order.debugger], ["monitor_config.json, for TrainerMon", order.monitor]];
+  return el("section", { cls: "panel" }, el("h2", {}, "What to collect next"), el("p", {}, order.reason),
+    settings.flatMap(([name, wanted]) => (wanted ? [el("p", { cls: "hint" }, String(name)), el("pre", { cls: "scroll settings" }, JSON.stringify(wanted, null, 2))] : [])));
 }
 
 /**

@@ -112,6 +112,7 @@ export interface Run extends StepFigures {
   lag_s: Numeric;
   problem?: string | null;
   takes_orders?: boolean;
+  diagnosis_pages?: boolean;
   heatmaps: HeatMapOffer[];
   rank_quantities?: string[];
 }
@@ -258,6 +259,13 @@ export interface Report {
   chain: ChainLink[];
   ranks: RankFinding[];
   parameters: BadParameter[];
+  api?: string;
+  symptom?: string;
+  reference?: string;
+  levels?: { level: string; answer: string; reason: string; source: string }[];
+  contrasts?: { rank: number | null; place: string; value: Record<string, Numeric>; usual: Record<string, Numeric>; relative?: Numeric; expected?: Numeric }[];
+  collect?: { reason: string; debugger?: unknown; monitor?: unknown } | null;
+  setting_differences?: string[];
   consequences?: string[];
   candidates?: string[];
   evidence?: string[];

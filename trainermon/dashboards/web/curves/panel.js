@@ -112,6 +112,12 @@ export class CurvePanel {
   }
 
   #chips() {
+    const ranks = this.byRank && this.rows.length === 1 ? this.chart.lines.slice(0, theme.lines.length) : [];
+    const legend = ranks.map(({ name, colour }) => {
+      const swatch = el("i", { cls: "swatch", "aria-hidden": "true" });
+      swatch.style.background = `var(--line-${colour + 1})`;
+      return el("li", { cls: "chip legend" }, swatch, name);
+    });
     this.chips.replaceChildren(...this.rows.map((picked, place) => {
       const swatch = el("i", { cls: "swatch", "aria-hidden": "true" });
       swatch.style.background = `var(--line-${(place % theme.lines.length) + 1})`;
@@ -121,7 +127,7 @@ export class CurvePanel {
         problem ? el("span", { cls: "bad" }, problem) : null,
         el("a", { href: tableAddress(picked, this.byRank, this.view.zoomed), download: `${fileName(picked.row)}.csv`, title: "All moments of the steps shown, as a table" }, "csv"),
         el("button", { type: "button", cls: "link", "aria-label": `Take ${picked.row} out`, onclick: () => this.toggle(picked) }, "×"));
-    }));
+    }), ...legend);
   }
 
   /** @param {number} wait */
