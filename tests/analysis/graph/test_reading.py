@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.analysis.graph import entries
 from trainermon.analysis.graph.entries import read_entries, read_entry
 from trainermon.analysis.graph.tree import GraphKind, read_tree
 from trainermon.core.errors import DumpError
@@ -50,17 +52,23 @@ values = st.recursive(
 @given(
     data=st.dictionaries(words, values, max_size=5),
     head=values,
-    indent=st.sampled_from([None, 1]),
-    separators=st.sampled_from([None, (",", ":"), (" ,\t", " :\r\n")]),
+    layout=st.fixed_dictionaries(
+        {
+            "indent": st.sampled_from([None, 1]),
+            "separators": st.sampled_from([None, (",", ":"), (" ,\t", " :\r\n")]),
+        }
+    ),
+    piece=st.sampled_from([1, 7, 100, 1 << 20]),
 )
-def test_entries_are_those_of_a_json_parser_whatever_the_keys_and_the_layout(
-    data, head, indent, separators, tmp_path_factory
+def test_entries_are_those_of_a_json_parser_whatever_the_keys_the_layout_and_the_pieces(
+    data, head, layout, piece, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("dump")
-    text = json.dumps({"head": head, "data": data, "tail": head}, indent=indent, separators=separators)
+    text = json.dumps({"head": head, "data": data, "tail": head}, **layout)
     (folder / "dump.json").write_text(text)
 
-    found = list(read_entries(folder))
+    with patch.multiple(entries, _PIECE=piece, _WINDOW=piece):
+        found = list(read_entries(folder))
 
     expected = {key: value for key, value in json.loads(text)["data"].items() if isinstance(value, dict)}
     assert json.dumps({entry.key: entry.value for entry in found}) == json.dumps(expected)

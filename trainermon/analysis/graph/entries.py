@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import well_formed
@@ -23,8 +24,15 @@ _DATA = "data"
 _KEY_ENDS = (re.compile(rb'ward(?:\.\d+)?"\s*:\s*(?=\{)'), re.compile(rb's_grad\.\d+"\s*:\s*(?=\{)'))
 _BLANK = b" \t\n\r"
 _COLON = b" \t\n\r:"
+_BEHIND = set(",:}] \t\n\r")
+"""What may stand behind a value: what has been read of a number may be one, too."""
 _gap = re.compile(r"[ \t\n\r]*[,:{]?[ \t\n\r]*").match
 _decode = json.JSONDecoder().raw_decode
+_new = tuple.__new__  # what the constructor of a named tuple comes to, in a third of the time
+_PIECE = 4 << 20
+"""A file is read in pieces of so many bytes; of more only where one entry has more."""
+_WINDOW = 1 << 18
+"""Likewise where a parser goes along."""
 
 
 class PlacedEntry(NamedTuple):
@@ -46,7 +54,8 @@ class PlacedEntry(NamedTuple):
 def read_entries(directory: Path) -> Iterator[PlacedEntry]:
     """Yield the entries of the dump in `directory`, in the order of its file.
 
-    Needs memory for the text of the file, and for one entry. Of a dump that was cut off the whole lines are read.
+    Needs memory for a few megabytes of text, or for the largest entry's, whatever the size of the file. Of a dump that
+    was cut off the whole lines are read.
 
     Raises:
         DumpError: There is no dump, or it is damaged.
@@ -80,24 +89,37 @@ def read_entry(path: Path, start: int, length: int) -> dict[str, Any]:
 
 
 def _entries_of(path: Path) -> Iterator[PlacedEntry]:
-    """Yield the entries of dump.json. Where keys look like those of calls, what is between two is one entry's text.
+    """Yield the entries of dump.json: as they stand between two keys, and where that fails as a parser goes along."""
+    with path.open("rb") as file:
+        start = _start_of_data(path, file)
+        start = yield from _between_keys(file, start)
+        yield from _parsed_from(file, start)
 
-    That is certain if it is JSON: an object in JSON ends in one place only. Else the file is parsed from there on.
+
+def _between_keys(file: BinaryIO, start: int) -> Generator[PlacedEntry, None, int]:
+    """Yield the entries from the key at byte `start` on; return the byte of the first key that it cannot be sure of.
+
+    Where keys look like those of calls, what is between two is one entry's text. That is certain if it is JSON: an
+    object in JSON ends in one place only. The last entry has no key behind it.
     """
-    text = path.read_bytes()
-    places = _likely_keys(text)
-    position = _start_of_data(path, text, places[0][0] if places else len(text))
-    for (key_begin, begin), (following, _) in pairwise(places):
-        if key_begin != position:
-            break
-        entry = text[begin:following].rstrip(_BLANK).removesuffix(b",").rstrip(_BLANK)
-        try:
-            key, value = _parse(text[key_begin:begin].rstrip(_COLON)), _parse(entry)
-        except (ValueError, RecursionError):
-            break
-        yield PlacedEntry(key, value, begin, len(entry))
-        position = following
-    yield from _parsed_from(text, position)
+    file.seek(start)
+    text = b""
+    while piece := file.read(max(_PIECE, len(text))):
+        text += piece
+        done = 0
+        for (key_begin, begin), (following, _) in pairwise(_likely_keys(text)):
+            if key_begin != done:
+                return start + done
+            entry = text[begin:following].rstrip(_BLANK).removesuffix(b",").rstrip(_BLANK)
+            try:
+                key, value = _parse(text[key_begin:begin].rstrip(_COLON)), _parse(entry)
+            except (ValueError, RecursionError):
+                return start + done
+            yield _new(PlacedEntry, (key, value, start + begin, len(entry)))
+            done = following
+        start += done
+        text = text[done:]
+    return start
 
 
 def _likely_keys(text: bytes) -> list[tuple[int, int]]:
@@ -114,41 +136,97 @@ def _parse(text: bytes) -> Any:
         return json.loads(text)
 
 
-def _parsed_from(raw: bytes, begin_bytes: int) -> Iterator[PlacedEntry]:
-    """Yield the entries from the key at a byte on."""
-    text = raw[begin_bytes:].decode()
-    position, before, at_byte = 0, 0, begin_bytes
-    while text[position] != "}":
-        key, position = _decode(text, position)
-        begin = _skip(text, position)
-        value, end = _decode(text, begin)
-        at_byte += len(text[before:begin].encode())
-        length = len(text[begin:end].encode())
+def _parsed_from(file: BinaryIO, start: int) -> Iterator[PlacedEntry]:
+    """Yield the entries from the key at byte `start` on."""
+    text = _JsonText(file, start)
+    while text.letter() != "}":
+        key, _, _ = text.value()
+        value, begin, length = text.value()
         if isinstance(value, dict):
-            yield PlacedEntry(key, value, at_byte, length)
-        before, at_byte = end, at_byte + length
-        position = _skip(text, end)
+            yield PlacedEntry(key, value, begin, length)
 
 
-def _start_of_data(path: Path, raw: bytes, likely: int) -> int:
-    """Return the byte at which the first key within the object "data" begins; `likely` is where a call's key does."""
-    try:
-        return _find_data(path, raw[:likely])
-    except (ValueError, IndexError):  # that was none
-        return _find_data(path, raw)
-
-
-def _find_data(path: Path, raw: bytes) -> int:
-    text = raw.decode()
-    position = _skip(text, 0)
-    while text[position] != "}":
-        name, position = _decode(text, position)
-        position = _skip(text, position)
-        if name == _DATA and text[position] == "{":
-            return len(text[: _skip(text, position)].encode())
-        _, position = _decode(text, position)
-        position = _skip(text, position)
+def _start_of_data(path: Path, file: BinaryIO) -> int:
+    """Return the byte at which the first key within the object "data" begins."""
+    text = _JsonText(file, 0)
+    text.enter()
+    while text.letter() != "}":
+        name, _, _ = text.value()
+        if name == _DATA and text.letter() == "{":
+            text.enter()
+            return text.at_byte
+        text.value()
     raise DumpError(f'{path} has no "data" object: not a dump')
+
+
+class _JsonText:
+    """The text of a JSON file from byte `start` on, read value by value and forgotten.
+
+    Attributes:
+        at_byte: Where the next value begins, in bytes.
+    """
+
+    def __init__(self, file: BinaryIO, start: int) -> None:
+        file.seek(start)
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._text = ""
+        self._place = 0
+        self.at_byte = start
+
+    def letter(self) -> str:
+        """Return with which letter the next value begins, or `}`.
+
+        Raises:
+            IndexError: The text ends before.
+        """
+        while self._place == len(self._text) and self._read_on():
+            pass
+        return self._text[self._place]
+
+    def enter(self) -> None:
+        """Go to what is within the object that begins here, or to the value behind a comma or a colon."""
+        end = _skip(self._text, self._place)
+        while end == len(self._text) and self._read_on():
+            end = _skip(self._text, self._place)
+        self._go_to(end)
+
+    def value(self) -> tuple[Any, int, int]:
+        """Return the next value, the byte at which it begins, and how many bytes it has.
+
+        Raises:
+            ValueError: There is none.
+        """
+        begin = self.at_byte
+        value, end = self._decoded()
+        self._go_to(end)
+        length = self.at_byte - begin
+        self.enter()
+        return value, begin, length
+
+    def _decoded(self) -> tuple[Any, int]:
+        """Return the next value, and where it ends in the text that is read so far."""
+        found = self._attempted()
+        while (found is None or self._text[found[1] : found[1] + 1] not in _BEHIND) and self._read_on():
+            found = self._attempted()
+        return found or _decode(self._text, self._place)
+
+    def _attempted(self) -> tuple[Any, int] | None:
+        try:
+            return _decode(self._text, self._place)
+        except ValueError:
+            return None
+
+    def _go_to(self, place: int) -> None:
+        self.at_byte += len(self._text[self._place : place].encode())
+        self._place = place
+
+    def _read_on(self) -> bool:
+        """Read as much again as is there; return whether there was more. What lies behind is forgotten."""
+        raw = self._file.read(max(_WINDOW, len(self._text) - self._place))
+        if raw:
+            self._text, self._place = self._text[self._place :] + self._decoder.decode(raw), 0
+        return bool(raw)
 
 
 def _skip(text: str, position: int) -> int:
@@ -157,12 +235,13 @@ def _skip(text: str, position: int) -> int:
 
 def _lines_of(path: Path) -> Iterator[PlacedEntry]:
     start = 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        match record:
-            case {"key": str(key), "value": dict(value)}:
-                yield PlacedEntry(key, value, start, len(line))
-        start += len(line)
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                return
+            match record:
+                case {"key": str(key), "value": dict(value)}:
+                    yield PlacedEntry(key, value, start, len(line))
+            start += len(line)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from trainermon.dump.files.records import BACKWARD, PARAMETERS_GRAD
@@ -87,28 +88,32 @@ def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
 
 def value_of(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
     """Return the tensor that `form` describes, as an entry of dump.json does."""
-    order, norm, nans, infs = form.get("order"), form.get("Norm"), form.get("nans"), form.get("infs")
+    read, dtype = form.get, form["dtype"]
+    order, norm, nans, infs = read("order"), read("Norm"), read("nans"), read("infs")
     identity = order if type(order) is int else _looks(form)
     is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(form)
     size = norm if type(norm) is float else _number(norm)
-    dtype = form["dtype"]
-    return _new(GraphValue, (use, slot, identity, _bytes(dtype, form["shape"]), size, is_finite, dtype))
+    try:
+        num_bytes = prod(form["shape"]) * _width(dtype)
+    except TypeError:  # a shape that is none
+        num_bytes = 0
+    return _new(GraphValue, (use, slot, identity, num_bytes, size, is_finite, dtype))
 
 
 def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:
     """Add the tensors within `value`, parsed JSON. A good part of the time to read a dump goes by here."""
-    if type(value) is list:
-        names = _NUMBERED.get(slot, ()) if len(value) <= _MAX_NUMBERED else ()
-        for index, item in enumerate(value):
-            if type(item) is dict or type(item) is list:
-                _collect(found, use, names[index] if names else f"{slot}.{index}", item)
-    elif type(value) is dict:
+    if type(value) is dict:
         if type(value.get("dtype")) is str and type(value.get("shape")) is list:
             found.append(value_of(use, slot, value))
         elif type(value.get("type")) is not str:
             for name, item in value.items():
                 if type(item) is dict or type(item) is list:
                     _collect(found, use, f"{slot}.{name}", item)
+    elif type(value) is list:
+        names = _NUMBERED.get(slot) if len(value) <= _MAX_NUMBERED else None
+        for index, item in enumerate(value):
+            if type(item) is dict or type(item) is list:
+                _collect(found, use, names[index] if names else f"{slot}.{index}", item)
 
 
 def _is_finite(form: Mapping[str, Any]) -> bool:
@@ -130,13 +135,6 @@ def _looks(form: Mapping[str, Any]) -> tuple[object, ...] | None:
     if not isinstance(largest, (int, float)) or largest == smallest or math.isnan(largest):
         return None
     return (form["dtype"], *form["shape"], largest, smallest, form.get("Mean"), form.get("Norm"))
-
-
-def _bytes(dtype: str, shape: list[int]) -> int:
-    try:
-        return math.prod(shape) * _width(dtype)
-    except TypeError:
-        return 0
 
 
 @cache
