@@ -9,19 +9,22 @@ from __future__ import annotations
 import gzip
 import struct
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 SUFFIX = ".details"
 _NUMBER = struct.Struct("<Q")
 
 
-def pack_details(details: Iterable[bytes | None]) -> bytes:
-    """Return the file's bytes, from the details (JSON) of each node in order; None for a node that has none."""
-    bodies = [b"" if one is None else gzip.compress(one, 6, mtime=0) for one in details]
-    ends, end = [], 0
-    for body in bodies:
-        end += len(body)
-        ends.append(end)
+def pack_detail(detail: bytes | None) -> bytes:
+    """Return the details (JSON) of one node as the file has them; of None, a node that has none, no bytes."""
+    return b"" if detail is None else gzip.compress(detail, 6, mtime=0)
+
+
+def pack_details(details: Iterable[bytes]) -> bytes:
+    """Return the file's bytes, from what `pack_detail` returns of each node in order."""
+    bodies = list(details)
+    ends = list(accumulate(map(len, bodies)))
     return struct.pack(f"<{len(ends) + 1}Q", len(ends), *ends) + b"".join(bodies)
 
 

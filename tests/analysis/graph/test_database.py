@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from trainermon.analysis.graph.database.details import details_of_database
-from trainermon.analysis.graph.database.reading import read_database
 from trainermon.analysis.graph.findings import NodeVerdict
-from trainermon.analysis.graph.page.output import write_page
+from trainermon.analysis.graph.page.output import DrawnGraphs, draw_rank, write_page
 from trainermon.analysis.graph.reading import read_graphs
 from trainermon.analysis.graph.tree import read_tree
 from trainermon.cli import main
@@ -62,7 +61,7 @@ def _places(tree, keys):
 
 def test_a_build_of_msprobes_is_the_tree_of_its_dump(theirs):
     path = theirs("build")
-    (graph,) = read_database(path)
+    (graph,) = read_graphs(path)
     dumped = read_tree(BAD / "step0" / "rank0")
 
     keys = {node.call.key for node in dumped.nodes if node.call is not None}
@@ -86,7 +85,7 @@ def test_what_is_not_finite_is_found_in_a_build(theirs, capsys):
 
 def test_a_comparison_of_msprobes_has_its_verdicts_which_a_box_takes_from_within(theirs, capsys):
     path = theirs("compare")
-    (graph,) = read_database(path)
+    (graph,) = read_graphs(path)
 
     marked = dict(_query(path, "SELECT node_name, precision_index FROM tb_nodes WHERE data_source = 'NPU'"))
     meaning = {None: NodeVerdict.NONE, 0: NodeVerdict.PASS, 0.5: NodeVerdict.WARNING, 1: NodeVerdict.ERROR}
@@ -104,7 +103,7 @@ def test_a_comparison_of_msprobes_has_its_verdicts_which_a_box_takes_from_within
 
 def test_details_of_a_comparison_are_the_numbers_of_both_sides(theirs):
     path = theirs("compare")
-    (graph,) = read_database(path)
+    (graph,) = read_graphs(path)
     key = "Module.layers.1.fc2.Linear.forward.0"
     (place,) = [at for at, node in enumerate(graph.tree.nodes) if node.call and node.call.key == key and not node.slot]
 
@@ -122,7 +121,7 @@ def test_details_of_a_comparison_are_the_numbers_of_both_sides(theirs):
 
 def test_of_merged_ranks_it_is_said_how(theirs):
     path = theirs("merged")
-    (graph,) = read_database(path)
+    (graph,) = read_graphs(path)
     ((key, text),) = _query(
         path, "SELECT node_name, parallel_merge_info FROM tb_nodes WHERE parallel_merge_info != '' LIMIT 1"
     )
@@ -147,7 +146,7 @@ def test_a_file_in_a_folder_that_cannot_be_written_to_is_read_and_nothing_left_b
     path = theirs("build")
     tmp_path.chmod(0o500)
     try:
-        assert len(list(read_database(path))) == 1
+        assert len(list(read_graphs(path))) == 1
     finally:
         tmp_path.chmod(0o700)
     assert list(tmp_path.iterdir()) == [path]
@@ -159,7 +158,7 @@ def test_another_file_is_refused(content, tmp_path):
     path.write_bytes(content)
 
     with pytest.raises(DumpError, match="is no graph of msprobe's"):
-        list(read_database(path))
+        list(read_graphs(path))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,8 @@ def test_rows_that_are_damaged_are_refused_or_left_out(column, value, theirs, tm
 
     with contextlib.suppress(DumpError):
         for graph in read_graphs(path):
-            write_page([graph], tmp_path / "graph.html", golden="", choice="all")
+            rank = draw_rank(graph, "all", 1, served=False)
+            write_page(DrawnGraphs("", [rank], ()), tmp_path / "graph.html")
 
 
 def test_a_rank_cannot_drive_a_terminal_or_a_document(theirs, tmp_path, capsys):

@@ -10,10 +10,8 @@ import pytest
 
 from tests.analysis.graph.shared_dumps import write_shared
 from trainermon.analysis.compare.comparison import CompareOptions
-from trainermon.analysis.graph.levels import axes_of, read_levels
+from trainermon.analysis.graph.levels import axes_of, find_levels, further_levels, read_at_level
 from trainermon.cli import main
-
-NO_FILTER: dict[str, int | bool | None] = {"step": None, "rank": None}
 
 
 def test_put_together_they_name_the_origin_that_one_rank_cannot_know(tmp_path: Path, capsys: Any) -> None:
@@ -42,7 +40,8 @@ def test_a_page_has_each_level_that_puts_other_ranks_together(tmp_path: Path) ->
     target, golden = write_shared(tmp_path)
     options = CompareOptions()
 
-    graphs = read_levels(target, golden, None, options=options, how=NO_FILTER, for_page=True)
+    places = [*find_levels(target, golden, options=options), *further_levels(target, golden, options=options)]
+    graphs = [read_at_level(place, options=options) for place in places]
 
     labels = [(one.level, one.label) for one in graphs]
     assert labels == [("each", "step0 rank0"), ("each", "step0 rank1"), ("model", "step0 whole model")]
@@ -67,7 +66,8 @@ def test_axes_that_stay_apart_are_told(axis: str, tmp_path: Path) -> None:
         info["layout"]["axes"][axis] = [0, 2]
         path.write_text(json.dumps(info))
 
-    (graph,) = read_levels(target, golden, "model", options=CompareOptions(), how=NO_FILTER)
+    (place,) = find_levels(target, golden, "model", options=CompareOptions())
+    graph = read_at_level(place, options=CompareOptions())
 
     assert graph.comparison
     assert f"({axis} 0)" in graph.comparison.notes[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from trainermon.analysis.graph.meetings import find_meetings
+from trainermon.analysis.graph.meetings import collectives_of, find_meetings
 from trainermon.analysis.graph.reading import read_graphs
 
 PAIRS = ((0, 1), (2, 3))
@@ -33,7 +33,7 @@ def test_ranks_that_meet_have_the_same_number(tmp_path: Path) -> None:
     graphs = list(read_graphs(tmp_path))
 
     met: dict[int, set[tuple[int, str]]] = {}
-    for rank, (graph, found) in enumerate(zip(graphs, find_meetings(graphs), strict=True)):
+    for rank, (graph, found) in enumerate(zip(graphs, find_meetings(list(map(collectives_of, graphs))), strict=True)):
         for node, number in zip(found.nodes.tolist(), found.numbers.tolist(), strict=True):
             call = graph.tree.nodes[node].call
             assert call is not None
@@ -49,5 +49,5 @@ def test_one_rank_meets_nobody(tmp_path: Path) -> None:
     write_collectives(tmp_path)
     (graph,) = read_graphs(tmp_path, rank=1)
 
-    (found,) = find_meetings([graph])
+    (found,) = find_meetings([collectives_of(graph)])
     assert len(found.nodes) == 0

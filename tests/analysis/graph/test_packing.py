@@ -2,6 +2,7 @@
 
 import json
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from trainermon.analysis.graph.findings import judge_alone
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.joining import join_modules
-from trainermon.analysis.graph.page.packing import PackedRank, pack
+from trainermon.analysis.graph.page.packing import DrawnRank, pack, pack_rank
 from trainermon.analysis.graph.tree import read_tree
 from trainermon.dump.files.reader import read_stacks
 
@@ -23,14 +24,21 @@ _TYPES: dict[str, Any] = {"u8": np.uint8, "i32": np.dtype("<i4"), "f32": np.dtyp
 def _rank(name):
     directory = RECORDED / name / "step0" / "rank0"
     tree = read_tree(directory)
-    lines = PageCode().add(tree, read_stacks(directory), (), None)
-    return PackedRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines)
+    code = PageCode()
+    lines = code.add(tree, read_stacks(directory), (), None)
+    return DrawnRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines, code)
+
+
+def _column(packed, begin, place):
+    if place["type"] == "json":
+        return json.loads(packed[begin : begin + place["count"]], parse_constant=pytest.fail)
+    return np.frombuffer(packed, _TYPES[place["type"]], place["count"], begin)
 
 
 def test_columns_are_where_the_header_says_and_equal_trees_are_there_once():
     ranks = [_rank(name) for name in ("sound", "faulty", "sound", "nan")]
 
-    packed = pack(ranks, PageCode())
+    packed = zlib.decompress(pack([pack_rank(rank) for rank in ranks]), wbits=-zlib.MAX_WBITS)
 
     (length,) = struct.unpack_from("<I", packed)
     head = json.loads(packed[4 : 4 + length], parse_constant=pytest.fail)
@@ -40,13 +48,13 @@ def test_columns_are_where_the_header_says_and_equal_trees_are_there_once():
     for rank, member in zip(ranks, head["members"], strict=True):
         shared = head["skeletons"][member["skeleton"]]
         columns = {
-            name: np.frombuffer(packed, _TYPES[place["type"]], place["count"], begin + place["offset"])
+            name: _column(packed, begin + place["offset"], place)
             for name, place in {**shared["columns"], **member["columns"]}.items()
         }
         assert columns["sizes"].tolist() == rank.tree.sizes.tolist()
         assert columns["verdicts"].tolist() == rank.found.verdicts.tolist()
         assert columns["consumers"].tolist() == [edge.consumer for edge in rank.flow.edges]
-        names = [shared["texts"][number] for number in columns["names"]]
+        names = [columns["texts"][number] for number in columns["names"]]
         assert names == [node.name for node in rank.tree.nodes]
 
 

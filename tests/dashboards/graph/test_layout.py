@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from trainermon.analysis.graph.findings import NodeVerdict, judge_alone
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import fold_children
 from trainermon.analysis.graph.page.code import PageCode
-from trainermon.analysis.graph.page.packing import PackedRank, pack
+from trainermon.analysis.graph.page.packing import DrawnRank, pack, pack_rank
 from trainermon.analysis.graph.tree import GraphTree, read_tree
 from trainermon.dump.files.reader import read_stacks
 
@@ -101,8 +102,8 @@ def _laid_out(page: Page, directory: Path, opened: Any = "all") -> tuple[GraphTr
     tree = read_tree(directory)
     code = PageCode()
     lines = code.add(tree, read_stacks(directory), (), None)
-    rank = PackedRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines)
-    packed = pack([rank], code)
+    rank = DrawnRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines, code)
+    packed = zlib.decompress(pack([pack_rank(rank)]), wbits=-zlib.MAX_WBITS)
     return tree, page.evaluate(SCRIPT, [base64.b64encode(packed).decode(), opened])
 
 
@@ -161,7 +162,8 @@ def _in_view(page: Page, directory: Path, most: int) -> Any:
     lines = code.add(tree, read_stacks(directory), (), None)
     found = judge_alone(tree, directory)
     found.verdicts[-1] = NodeVerdict.BLAMED
-    packed = pack([PackedRank("rank0", str(directory), tree, found, find_flow(tree), {}, lines)], code)
+    rank = DrawnRank("rank0", str(directory), tree, found, find_flow(tree), {}, lines, code)
+    packed = zlib.decompress(pack([pack_rank(rank)]), wbits=-zlib.MAX_WBITS)
     return page.evaluate(IN_VIEW, [base64.b64encode(packed).decode(), most])
 
 

@@ -19,7 +19,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from trainermon.analysis.graph.page.output import open_server
+from trainermon.analysis.graph.meetings import NO_MEETINGS
+from trainermon.analysis.graph.page.output import BESIDE, DrawnGraphs, details_of, draw_rank, open_server
 from trainermon.analysis.graph.page.serving import GraphServer
 from trainermon.analysis.graph.reading import read_graphs
 
@@ -41,7 +42,10 @@ def server(tmp_path: Path) -> Iterator[GraphServer]:
 @contextlib.contextmanager
 def _serving(path: Path, golden: Path | None) -> Iterator[GraphServer]:
     graphs = list(read_graphs(path, golden))
-    server = open_server(graphs, "", golden=str(golden or ""), in_browser=False)
+    ranks = [draw_rank(graph, BESIDE, len(graphs), served=True) for graph in graphs]
+    details = [details_of(graph) for graph in graphs]
+    drawn = DrawnGraphs("", ranks, [NO_MEETINGS] * len(ranks), golden=str(golden or ""))
+    server = open_server(drawn, details.__getitem__, "", in_browser=False)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server

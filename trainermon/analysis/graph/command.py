@@ -6,38 +6,38 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trainermon.analysis.compare.command import add_options, read_options
-from trainermon.analysis.compare.comparison import collector_off
+from trainermon.analysis.compare.comparison import CompareOptions, collector_off
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
-from trainermon.analysis.graph.document import as_document
-from trainermon.analysis.graph.findings import worst_within
-from trainermon.analysis.graph.first import shown_first
-from trainermon.analysis.graph.flow import find_flow
-from trainermon.analysis.graph.levels import LEVELS, read_levels
-from trainermon.analysis.graph.markdown import as_markdown
-from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
+from trainermon.analysis.graph.first import first_of
+from trainermon.analysis.graph.index import open_index
+from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
+from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
+from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (
+    BESIDE,
     DETAILS,
     MAX_DETAILED,
+    DrawnGraphs,
     details_of,
     open_server,
     write_page,
 )
-from trainermon.analysis.graph.page.serving import LOOPBACK, GraphServer, serve
-from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph
-from trainermon.analysis.graph.screen import TreeScreen
+from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer, serve
+from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, GraphPlace
+from trainermon.analysis.graph.report import GraphReport, ReportMaker
+from trainermon.analysis.graph.workers import report_on
 from trainermon.analysis.tensor.screen import printable, table
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
 from trainermon.core.terminal.manners import has_colour, note
-from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.progress import ProgressBar, counted
 
 DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
@@ -46,6 +46,8 @@ _PAGE = ".html"
 _ENDINGS = (_PAGE, ".md", SUFFIX)
 _REFUSED = (".pdf", ".png", ".svg", ".json", ".txt", ".csv", ".htm", ".xlsx", ".db")
 _DEPTH = 1
+_MAX_OPEN = 2
+"""So many graphs of many that are served stay in memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,10 +113,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     for word in ("-tensor_log", "-progress_log"):
         parser.add_argument(word, action="store_true", help="msprobe's, without effect")
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="read at most N dumps at a time (default: one for each core)"
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="where to keep what was read, so that it need not be read again (default: ~/.cache/trainermon/graph)",
+    )
+    parser.add_argument("--no-cache", action="store_true", help="read the dumps anew, and keep nothing")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
     parser.add_argument(
         "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
     )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of processes: expected 1 or more")
+    return number
 
 
 def main(args: argparse.Namespace) -> int:
@@ -128,26 +147,90 @@ def main(args: argparse.Namespace) -> int:
         raise DumpError("nothing to draw was named: expected a dump, or a folder of dumps")
     if args.output is not None and not args.output.name.endswith(_ENDINGS):
         args.output = _named_as_msprobe(args.output, "build" if args.golden is None else "compare")
-    with collector_off():  # until the graphs are gone: to look at them once takes as long as a tenth of reading them
-        has_finding, server = _run(args)
+    reports, server = _run(args)
     if server is not None:
         serve(server)
-    return DIFFERENT if args.exit_code and has_finding else 0
+    return DIFFERENT if args.exit_code and any(report.began for report in reports) else 0
 
 
-def _run(args: argparse.Namespace) -> tuple[bool, GraphServer | None]:
-    """Read the graphs and print them; return whether one has a finding, and the server that is asked for."""
-    how = {"step": args.step, "rank": args.rank, "by_stack": args.nest == NESTS[0]}
-    is_served = args.serve is not None or args.open
-    for_page = is_served or (args.output is not None and args.output.name.endswith(_PAGE))
+def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | None]:
+    """Read the graphs and print them; return what there is of them, and the server that is asked for."""
+    options = read_options(args)
+    places = find_levels(args.path, args.golden, args.level, options=options, step=args.step, rank=args.rank)
+    maker = _maker(args, options, len(places))
+    opened = None
     with ProgressBar("reading dumps"):
-        graphs = read_levels(args.path, args.golden, args.level, options=read_options(args), how=how, for_page=for_page)
-    _show(graphs, args)
+        if args.output is not None and args.output.name.endswith(SUFFIX):
+            reports = _write_database(args, places, maker)
+        elif _is_served(args) and len(places) == 1:
+            with collector_off():
+                graph = maker.read(places[0])
+                reports, opened = [maker.report(graph)], details_of(graph)
+        else:
+            index = None if args.no_cache or args.details == BESIDE else open_index(args.cache)
+            reports = list(report_on(places, maker, jobs=args.jobs, index=index))
+            if maker.page and _has_all_levels(args, reports):
+                further = list(further_levels(args.path, args.golden, options=options, step=args.step))
+                places += further
+                reports += report_on(further, maker, jobs=args.jobs, index=index)
+    _show(reports, args)
     server = None
-    if is_served:
+    if _is_served(args):
         sys.stdout.flush()
-        server = open_server(graphs, args.serve or "", golden=str(args.golden or ""), in_browser=args.open)
-    return any(one.found.findings for one in graphs), server
+        details = _details(maker, places, opened)
+        server = open_server(_drawn(args, reports), details, args.serve or "", in_browser=args.open)
+    return reports, server
+
+
+def _maker(args: argparse.Namespace, options: CompareOptions, num_dumps: int) -> ReportMaker:
+    is_page = args.output is not None and args.output.suffix == _PAGE
+    return ReportMaker(
+        options=options,
+        by_stack=args.nest == NESTS[0],
+        depth=args.depth,
+        colour=has_colour(),
+        overflow=args.overflow,
+        golden=str(args.golden or ""),
+        num_dumps=num_dumps,
+        document=args.json,
+        markdown=args.output is not None and args.output.suffix == ".md",
+        page=is_page or _is_served(args),
+        details=args.details,
+        served=args.details == BESIDE or not is_page,
+    )
+
+
+def _is_served(args: argparse.Namespace) -> bool:
+    return args.serve is not None or args.open
+
+
+def _has_all_levels(args: argparse.Namespace, reports: Sequence[GraphReport]) -> bool:
+    """Return whether a page has ranks put together, too: each level costs a comparison."""
+    is_open = args.golden is not None and args.level is None and args.rank is None
+    return is_open and sum(one.num_nodes for one in reports) <= MAX_NODES
+
+
+def _drawn(args: argparse.Namespace, reports: Sequence[GraphReport]) -> DrawnGraphs:
+    ranks = [one.rank for one in reports if one.rank is not None]
+    meetings = find_meetings([one.collectives or NO_CALLS for one in reports])
+    first = first_of([one.began for one in _told(reports)])
+    return DrawnGraphs(reports[first].title, ranks, meetings, first, str(args.golden or ""))
+
+
+def _details(maker: ReportMaker, places: Sequence[GraphPlace], opened: NodeDetails | None) -> DetailsOf:
+    """Return what knows the tensors of each graph: `opened` those of a single one; else a dump is read once more.
+
+    Those asked for last stay.
+    """
+
+    @lru_cache(maxsize=_MAX_OPEN)
+    def details(rank: int) -> NodeDetails:
+        if opened is not None:
+            return opened
+        with collector_off():
+            return details_of(maker.read(places[rank]))
+
+    return details
 
 
 def _named_as_msprobe(folder: Path, kind: str) -> Path:
@@ -166,72 +249,58 @@ def _named_as_msprobe(folder: Path, kind: str) -> Path:
     return folder / f"{kind}_{time.strftime('%Y%m%d%H%M%S')}{SUFFIX}"
 
 
-def _show(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
+def _write_database(args: argparse.Namespace, places: Sequence[GraphPlace], maker: ReportMaker) -> list[GraphReport]:
+    """Write msprobe's plugin's file, graph by graph; return the reports of all."""
+    reports = []
+
+    def noted() -> Iterator[DumpGraph]:
+        for place in counted(places, len(places), "dumps"):
+            graph = maker.read(place)
+            reports.append(maker.report(graph))
+            yield graph
+
+    with collector_off():
+        write_database(args.output, noted(), overflow=args.overflow)
+    return reports
+
+
+def _show(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
+    told = _told(reports)
     if args.json:
-        documents = [
-            as_document(one.directory, one.tree, one.found, find_flow(one.tree), overflow=args.overflow)
-            for one in _told(graphs)
-        ]
-        sys.stdout.write(json.dumps(documents, indent=1) + "\n")
+        sys.stdout.write(json.dumps([one.document for one in told], indent=1) + "\n")
     else:
-        sys.stdout.write(_screen(_told(graphs), args.depth, overflow=args.overflow))
+        sys.stdout.write(_screen(told))
     if args.output is not None:
-        with ProgressBar(f"writing {args.output}"):
-            _write(graphs, args)
+        _write(reports, args)
         note(f"wrote {args.output}")
 
 
-def _told(graphs: Sequence[DumpGraph]) -> list[DumpGraph]:
+def _told(reports: Sequence[GraphReport]) -> list[GraphReport]:
     """Return the graphs of the first level: what a page has beside them says the same once more."""
-    return [one for one in graphs if one.level == graphs[0].level]
+    return [one for one in reports if one.level == reports[0].level]
 
 
-def _write(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
-    if args.output.name.endswith(SUFFIX):
-        write_database(args.output, graphs, overflow=args.overflow)
-    elif args.output.suffix == ".md":
-        _write_markdown(graphs, args)
-    else:
-        write_page(graphs, args.output, golden=str(args.golden or ""), choice=args.details)
+def _write(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
+    """Write what `-o` asks for, but for a database, which is written while graphs are read."""
+    if args.output.suffix == ".md":
+        try:
+            replace_file(args.output, (_shown(_told(reports)).markdown or "").encode())
+        except OSError as error:
+            raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
+    elif args.output.suffix == _PAGE:
+        details = chain.from_iterable(one.details or () for one in reports) if args.details == BESIDE else None
+        write_page(_drawn(args, reports), args.output, details)
 
 
-def _write_markdown(graphs: Sequence[DumpGraph], args: argparse.Namespace) -> None:
-    shown = shown_first(graphs)
-    text = as_markdown(shown, details_of(shown), _tree(shown, args.depth), golden=str(args.golden or ""))
-    try:
-        replace_file(args.output, text.encode())
-    except OSError as error:
-        raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
+def _shown(reports: Sequence[GraphReport]) -> GraphReport:
+    return reports[first_of([one.began for one in reports])]
 
 
-def _screen(graphs: Sequence[DumpGraph], depth: int, *, overflow: bool) -> str:
+def _screen(reports: Sequence[GraphReport]) -> str:
     lines = []
-    if len(graphs) > 1:
-        rows = [
-            (printable(one.label), f"{len(one.tree.nodes):,}", printable(one.found.sentence))
-            for one in graphs[:MAX_NAMED]
-        ]
+    if len(reports) > 1:
+        rows = [(printable(one.label), f"{one.num_nodes:,}", printable(one.sentence)) for one in reports[:MAX_NAMED]]
         lines += [*table(("dump", "nodes", "what is wrong"), rows, left=3), ""]
-        if len(graphs) > MAX_NAMED:
-            lines[-1:] = [f"  and {len(graphs) - MAX_NAMED} more", ""]
-    shown = shown_first(graphs)
-    is_bold = has_colour()
-    sentence = printable(shown.found.sentence)
-    lines += [f"\033[1m{sentence}\033[0m" if is_bold else sentence, ""]
-    levels = overflow_levels(shown.tree) if overflow else None
-    if levels is not None:
-        lines[-1:] = [overflow_sentence(shown.tree, levels), ""]
-    lines.append(f"{printable(shown.tree.nodes[0].name)}, {printable(shown.label)}: {len(shown.tree.nodes):,} nodes")
-    notes = [f"note: {printable(note)}\n" for note in shown.comparison.notes] if shown.comparison else []
-    return "\n".join(lines) + "\n" + _tree(shown, depth, colour=is_bold, levels=levels) + "".join(notes)
-
-
-def _tree(graph: DumpGraph, depth: int, *, colour: bool = False, levels: NDArray[np.uint8] | None = None) -> str:
-    return TreeScreen(
-        tree=graph.tree,
-        found=graph.found,
-        worst=worst_within(graph.tree, graph.found.verdicts),
-        depth=depth,
-        colour=colour,
-        levels=None if levels is None else worst_within(graph.tree, levels),
-    ).render()
+        if len(reports) > MAX_NAMED:
+            lines[-1:] = [f"  and {len(reports) - MAX_NAMED} more", ""]
+    return "\n".join((*lines, _shown(reports).screen, ""))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import CompareOptions, pairs_of
 from trainermon.analysis.compare.merging.splits import layout_at
-from trainermon.analysis.graph.reading import DumpGraph, read_graphs
+from trainermon.analysis.graph.reading import DumpGraph, GraphPlace, find_graphs, read_graph
 from trainermon.core.errors import DumpError
 
 EACH, TP, MODEL = "each", "tp", "model"
@@ -20,38 +20,48 @@ _WORDS = {TP: "tp merged", MODEL: "whole model"}
 _APART = {"cp": "context", "ep": "expert"}
 
 
-def read_levels(  # noqa: PLR0913  # which dumps, how far they are put together, and what for
+def find_levels(  # noqa: PLR0913  # which dumps, and how far they are put together
     path: Path,
     golden: Path | None,
-    level: str | None,
+    level: str | None = None,
     *,
     options: CompareOptions,
-    how: Mapping[str, int | bool | None],
-    for_page: bool = False,
-) -> list[DumpGraph]:
-    """Return the graphs of the dumps below `path` at `level`, one of `LEVELS`; None: each rank.
-
-    With None and `for_page` the other levels are read too, behind it, where they put other ranks together. `how` is the
-    rest of what `read_graphs` takes.
+    step: int | None = None,
+    rank: int | None = None,
+) -> list[GraphPlace]:
+    """Return where the graphs of the dumps below `path` come from at `level`, one of `LEVELS`; None: each rank.
 
     Raises:
-        DumpError: As `read_graphs`; or ranks are to be put together where nothing is compared.
+        DumpError: As `find_graphs`; or ranks are to be put together where nothing is compared.
     """
-    if golden is None:
-        if level not in (None, EACH):
-            raise DumpError(f"--level {level} puts ranks together to compare them: name the golden dump, too")
-        return list(read_graphs(path, None, options=options, **how))  # type: ignore[arg-type]
+    if golden is None and level not in (None, EACH):
+        raise DumpError(f"--level {level} puts ranks together to compare them: name the golden dump, too")
     first = EACH if level is None else level
-    graphs = list(_read(path, golden, first, options, how))
-    if (
-        level is None
-        and for_page
-        and how.get("rank") is None
-        and sum(len(one.tree.nodes) for one in graphs) <= MAX_NODES
-    ):
-        for other in _other_levels(path, golden, options):
-            graphs += _read(path, golden, other, options, how)
-    return graphs
+    chosen = dataclasses.replace(options, merged=LEVELS[first])
+    places = find_graphs(path, golden, step=step, rank=rank, options=chosen)
+    return [place._replace(level=first) for place in places]
+
+
+def further_levels(
+    path: Path, golden: Path, *, options: CompareOptions, step: int | None = None
+) -> Iterator[GraphPlace]:
+    """Yield where the graphs of the levels come from that put together other ranks than where each is alone.
+
+    Raises:
+        DumpError: As `find_graphs`.
+    """
+    for level in _other_levels(path, golden, options):
+        yield from find_levels(path, golden, level, options=options, step=step)
+
+
+def read_at_level(place: GraphPlace, *, options: CompareOptions, by_stack: bool = False) -> DumpGraph:
+    """Return the graph that comes from `place`, with its ranks put together as its level says; else as `read_graph`.
+
+    Raises:
+        DumpError: A dump is damaged.
+    """
+    graph = read_graph(place, options=dataclasses.replace(options, merged=LEVELS[place.level]), by_stack=by_stack)
+    return _named(graph, place.level) if graph.parts and place.level != EACH else graph
 
 
 def axes_of(graph: DumpGraph) -> dict[str, tuple[int, int]]:
@@ -65,14 +75,6 @@ def axes_of(graph: DumpGraph) -> dict[str, tuple[int, int]]:
         for axis, place in (layouts[0].axes.items() if layouts else ())
         if place[1] > 1 and all(one.axes.get(axis) == place for one in layouts)
     }
-
-
-def _read(
-    path: Path, golden: Path, level: str, options: CompareOptions, how: Mapping[str, int | bool | None]
-) -> list[DumpGraph]:
-    chosen = dataclasses.replace(options, merged=LEVELS[level])
-    graphs = read_graphs(path, golden, options=chosen, **how)  # type: ignore[arg-type]
-    return [_named(graph, level) if graph.parts and level != EACH else graph for graph in graphs]
 
 
 def _named(graph: DumpGraph, level: str) -> DumpGraph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,36 +31,58 @@ class RankMeetings(NamedTuple):
 NO_MEETINGS = RankMeetings(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
-def find_meetings(graphs: Sequence[DumpGraph]) -> list[RankMeetings]:
-    """Return the meetings of each of `graphs`, of those that are one rank each. Reads the entries of all collectives.
+class RankCalls(NamedTuple):
+    """The collectives of one rank.
+
+    Attributes:
+        step: Its step.
+        rank: The rank; None: not known, or several that were put together.
+        calls: Its collectives and point-to-point calls, each at its node.
+    """
+
+    step: int | None
+    rank: int | None
+    calls: tuple[CommunicationCall, ...]
+
+
+NO_CALLS = RankCalls(None, None, ())
+
+
+def collectives_of(graph: DumpGraph) -> RankCalls:
+    """Return the collectives of a graph. Reads their entries.
 
     Raises:
-        DumpError: A dump has changed since it was read.
+        DumpError: The dump has changed since it was read.
     """
+    if graph.parts or graph.rank is None or not graph.directory.is_dir():
+        return RankCalls(graph.step, None, ())
+    return RankCalls(graph.step, graph.rank, tuple(_communications(graph, graph.rank)))
+
+
+def find_meetings(ranks: Sequence[RankCalls]) -> list[RankMeetings]:
+    """Return the meetings of each of `ranks`: those of a step meet one another."""
     steps: defaultdict[int | None, dict[int, int]] = defaultdict(dict)
-    for place, graph in enumerate(graphs):
-        if not graph.parts and graph.rank is not None and graph.directory.is_dir():
-            steps[graph.step][graph.rank] = place
-    found = [NO_MEETINGS] * len(graphs)
+    for place, one in enumerate(ranks):
+        if one.rank is not None:
+            steps[one.step][one.rank] = place
+    found = [NO_MEETINGS] * len(ranks)
     for places in steps.values():
         if len(places) > 1:
-            calls = {rank: _communications(graphs[place], rank) for rank, place in places.items()}
+            calls = {rank: list(ranks[place].calls) for rank, place in places.items()}
             for rank, met in _numbered(calls).items():
                 found[places[rank]] = met
     return found
 
 
-def _communications(graph: DumpGraph, rank: int) -> list[CommunicationCall]:
+def _communications(graph: DumpGraph, rank: int) -> Iterator[CommunicationCall]:
     whole = graph.directory / DUMP_FILE
     path = whole if whole.is_file() else graph.directory / PARTIAL_FILE
-    found: list[CommunicationCall] = []
     for place, node in enumerate(graph.tree.nodes):
         if node.kind is not GraphKind.COLLECTIVE or node.direction != FORWARD or node.side is NodeSide.GOLDEN:
             continue
         if node.call is not None and node.call.length:
             entry = read_entry(path, node.call.start, node.call.length)
-            found += communications_of(CallEvent(rank, place, node.call.key), entry)
-    return found
+            yield from communications_of(CallEvent(rank, place, node.call.key), entry)
 
 
 def _numbered(calls: dict[int, list[CommunicationCall]]) -> dict[int, RankMeetings]:

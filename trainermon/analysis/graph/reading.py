@@ -10,7 +10,7 @@ from trainermon.analysis.compare.comparison import CompareOptions, Comparison, c
 from trainermon.analysis.compare.merging.merge import read_sides
 from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places
 from trainermon.analysis.graph.calls import read_calls
-from trainermon.analysis.graph.database.reading import read_database
+from trainermon.analysis.graph.database.reading import database_places, read_database
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.findings import GraphFindings, judge_against, judge_alone
 from trainermon.analysis.graph.merged import calls_of_rows
@@ -71,42 +71,93 @@ class DumpGraph(NamedTuple):
                 yield read_sources(directory)
 
 
-def read_graphs(  # noqa: PLR0913  # which dumps, and how they are held against each other and shown
+class GraphPlace(NamedTuple):
+    """Where one graph comes from; a worker process can be told.
+
+    Attributes:
+        target: The dump, or the ranks that share a model; of a `.vis.db` its file, and which graph of it.
+        golden: What it is held against; None: nothing.
+        level: How far ranks are put together, see `levels.py`.
+    """
+
+    target: DumpLocation
+    golden: DumpLocation | None = None
+    level: str = "each"
+
+    @property
+    def label(self) -> str:
+        """Step and rank as text, as far as they are known; else the folder's name."""
+        return _label(self.target)
+
+    def folders(self) -> list[Path]:
+        """Return all folders, or the file, that it is read from."""
+        sides = [self.target, *([] if self.golden is None else [self.golden])]
+        return [part for side in sides for part in ([one.directory for one in side.parts] or [side.directory])]
+
+
+def find_graphs(
     path: Path,
     golden: Path | None = None,
     *,
     step: int | None = None,
     rank: int | None = None,
     options: CompareOptions | None = None,
-    by_stack: bool = False,
-) -> Iterator[DumpGraph]:
-    """Yield the graph of each dump below `path`, held against its partner below `golden` if that is given.
+) -> list[GraphPlace]:
+    """Return where the graphs of the dumps below `path` come from, each with its partner below `golden` if given.
 
-    Only of `step` and `rank`, where they are given. `options` say how dumps are compared. With `by_stack` the calls
-    that no module is known for are in the functions of the script that made them.
-
-    `path` may be a `.vis.db` file of msprobe's.
+    Only of `step` and `rank`, where they are given. `options` say which dumps are compared. `path` may be a `.vis.db`
+    file of msprobe's.
 
     Raises:
-        DumpError: There is no dump of that step and rank, or one is damaged.
+        DumpError: There is no dump of that step and rank, or what there is cannot be compared.
     """
     if path.name.endswith(SUFFIX):
         if golden is not None:
             raise DumpError(f"{path} is a graph already, and is not compared: name two dumps, or the file alone")
-        for graph in read_database(path, step=step, rank=rank):
-            yield DumpGraph(graph.label, path, graph.tree, graph.found, None, graph.step, graph.rank)
-        return
-    options = options or CompareOptions()
-    places: list[tuple[DumpLocation, PlacePair | None]] = []
+        return [GraphPlace(DumpLocation(path, *place)) for place in database_places(path, step=step, rank=rank)]
     if golden is None:
-        places += [(place, None) for place in find_places(path)]
+        places = [GraphPlace(place) for place in find_places(path)]
     else:
-        places += [(pair.target, pair) for pair in pairs_of(path, golden, options)]
-    wanted = [(place, pair) for place, pair in places if _is_wanted(place, step, rank)]
+        places = [GraphPlace(*pair) for pair in pairs_of(path, golden, options or CompareOptions())]
+    wanted = [one for one in places if step in (None, one.target.step) and rank in (None, one.target.rank)]
     if not wanted:
         raise DumpError(f"{path} has no dump of that step and rank: expected one of {_names(places)}")
-    for place, pair in wanted:
-        yield _alone(place, by_stack=by_stack) if pair is None else _against(pair, options, by_stack=by_stack)
+    return wanted
+
+
+def read_graph(place: GraphPlace, *, options: CompareOptions | None = None, by_stack: bool = False) -> DumpGraph:
+    """Return the graph that comes from `place`.
+
+    `options` say how dumps are compared. With `by_stack` the calls that no module is known for are in the functions of
+    the script that made them.
+
+    Raises:
+        DumpError: A dump is damaged.
+    """
+    target = place.target
+    if target.directory.name.endswith(SUFFIX):
+        graph = read_database(target.directory, step=target.step or 0, rank=target.rank or 0)
+        return DumpGraph(graph.label, target.directory, graph.tree, graph.found, None, graph.step, graph.rank)
+    if place.golden is None:
+        return _alone(target, by_stack=by_stack)
+    return _against(PlacePair(target, place.golden), options or CompareOptions(), by_stack=by_stack)
+
+
+def read_graphs(
+    path: Path,
+    golden: Path | None = None,
+    *,
+    options: CompareOptions | None = None,
+    by_stack: bool = False,
+    **which: int | None,
+) -> Iterator[DumpGraph]:
+    """Yield the graphs that `find_graphs` finds, each as `read_graph` reads it; `which`: their `step`, their `rank`.
+
+    Raises:
+        DumpError: There is no dump of that step and rank, or one is damaged.
+    """
+    for place in find_graphs(path, golden, options=options, **which):
+        yield read_graph(place, options=options, by_stack=by_stack)
 
 
 def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
@@ -151,14 +202,10 @@ def _partners(comparison: Comparison) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _is_wanted(place: DumpLocation, step: int | None, rank: int | None) -> bool:
-    return step in (None, place.step) and rank in (None, place.rank)
-
-
 def _label(place: DumpLocation) -> str:
     return PlacePair(place, place).label or place.directory.name
 
 
-def _names(places: Sequence[tuple[DumpLocation, object]]) -> str:
-    names = [_label(place) for place, _ in places]
+def _names(places: Sequence[GraphPlace]) -> str:
+    names = [place.label for place in places]
     return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

@@ -63,23 +63,32 @@ class DatabaseNode(NamedTuple):
     outputs: str
 
 
-def read_database(path: Path, *, step: int | None = None, rank: int | None = None) -> Iterator[DatabaseGraph]:
-    """Yield the graphs of the file `path` by step and rank; only those of `step` and `rank`, where they are given.
+def database_places(path: Path, *, step: int | None = None, rank: int | None = None) -> list[tuple[int, int]]:
+    """Return step and rank of the graphs of the file `path`; only those of `step` and `rank`, where they are given.
 
     Raises:
         DumpError: It is no such file, or has no such graph.
     """
     with opened(path) as connection:
-        graph_type, micro_steps = connection.execute("SELECT graph_type, micro_steps FROM tb_config").fetchone()
         places = connection.execute("SELECT DISTINCT step, rank FROM tb_nodes ORDER BY step, rank").fetchall()
-        wanted = [place for place in places if step in (None, place[0]) and rank in (None, place[1])]
-        if not wanted:
-            names = ", ".join(f"step{one} rank{other}" for one, other in places)
-            raise DumpError(f"{path} has no graph of that step and rank: expected one of {names}")
-        for place in wanted:
-            nodes = _nodes(connection, place, TARGET)
-            golden = _nodes(connection, place, GOLDEN) if graph_type == "compare" else None
-            yield _graph(place, nodes, golden, is_numbered=micro_steps > 1)
+    wanted = [place for place in places if step in (None, place[0]) and rank in (None, place[1])]
+    if not wanted:
+        names = ", ".join(f"step{one} rank{other}" for one, other in places)
+        raise DumpError(f"{path} has no graph of that step and rank: expected one of {names}")
+    return wanted
+
+
+def read_database(path: Path, *, step: int, rank: int) -> DatabaseGraph:
+    """Return the graph of `step` and `rank` of the file `path`.
+
+    Raises:
+        DumpError: It is no such file, or damaged.
+    """
+    with opened(path) as connection:
+        graph_type, micro_steps = connection.execute("SELECT graph_type, micro_steps FROM tb_config").fetchone()
+        nodes = _nodes(connection, (step, rank), TARGET)
+        golden = _nodes(connection, (step, rank), GOLDEN) if graph_type == "compare" else None
+        return _graph((step, rank), nodes, golden, is_numbered=micro_steps > 1)
 
 
 @contextmanager

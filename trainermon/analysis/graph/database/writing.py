@@ -6,13 +6,13 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import read_rows
 from trainermon.analysis.graph.calls import partner_key, read_calls
 from trainermon.analysis.graph.database import schema
@@ -58,10 +58,11 @@ class _Side(NamedTuple):
     stacks: Mapping[str, Sequence[str]]
 
 
-def write_database(path: Path, graphs: Sequence[DumpGraph], *, overflow: bool = False) -> None:
+def write_database(path: Path, graphs: Iterable[DumpGraph], *, overflow: bool = False) -> None:
     """Write `graphs` into the new file `path` (0640), all of them compared or none; an old one is replaced at the end.
 
-    `overflow` says whether the levels of overflow are in it. Costs one pass over the dumps.
+    `overflow` says whether the levels of overflow are in it. Costs one pass over the dumps. Each graph is taken when
+    the one before is written.
 
     Raises:
         DumpError: It cannot be written, or a dump is damaged.
@@ -82,10 +83,11 @@ def write_database(path: Path, graphs: Sequence[DumpGraph], *, overflow: bool = 
         raise
 
 
-def _fill(connection: sqlite3.Connection, graphs: Sequence[DumpGraph], *, overflow: bool) -> None:
+def _fill(connection: sqlite3.Connection, graphs: Iterable[DumpGraph], *, overflow: bool) -> None:
     for table in schema.TABLES:
         connection.execute(schema.create_table(table))
-    micro_steps = 1
+    micro_steps, places = 1, []
+    modes: list[Mode | None] = []
     for graph in graphs:
         for side in _sides(graph):
             stacks: dict[str, str] = {}
@@ -93,17 +95,15 @@ def _fill(connection: sqlite3.Connection, graphs: Sequence[DumpGraph], *, overfl
             connection.executemany(schema.insert_row("tb_nodes"), rows)
             connection.executemany(schema.insert_row("tb_stack"), [(number, text) for text, number in stacks.items()])
         micro_steps = max(micro_steps, _num_micro_steps(graph.tree))
-    connection.execute(schema.insert_row("tb_config"), _config(graphs, micro_steps, overflow=overflow))
+        places.append(_place(graph))
+        modes.append(None if graph.comparison is None else graph.comparison.mode)
+    kind, task = ("build", "") if modes[0] is None else ("compare", schema.TASKS[modes[0].value])
+    tips, colours = ("", "null") if modes[0] is None else (json.dumps(schema.TIPS), json.dumps(schema.COLOURS))
+    steps, ranks = (json.dumps(sorted(set(numbers))) for numbers in zip(*places, strict=True))
+    row = ("1", kind, task, tips, micro_steps, int(overflow), colours, ranks, steps)
+    connection.execute(schema.insert_row("tb_config"), row)
     for statement in schema.create_indexes():
         connection.execute(statement)
-
-
-def _config(graphs: Sequence[DumpGraph], micro_steps: int, *, overflow: bool) -> tuple[object, ...]:
-    comparison = graphs[0].comparison
-    kind, task = ("build", "") if comparison is None else ("compare", schema.TASKS[comparison.mode.value])
-    tips, colours = (json.dumps(schema.TIPS), json.dumps(schema.COLOURS)) if comparison else ("", "null")
-    steps, ranks = (sorted(set(numbers)) for numbers in zip(*map(_place, graphs), strict=True))
-    return ("1", kind, task, tips, micro_steps, int(overflow), colours, json.dumps(ranks), json.dumps(steps))
 
 
 def _place(graph: DumpGraph) -> tuple[int, int]:

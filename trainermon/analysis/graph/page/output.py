@@ -3,70 +3,88 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from trainermon.analysis.graph.database.details import details_of_database
 from trainermon.analysis.graph.database.schema import SUFFIX
-from trainermon.analysis.graph.first import shown_first
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.levels import axes_of
-from trainermon.analysis.graph.meetings import RankMeetings, find_meetings
+from trainermon.analysis.graph.meetings import RankMeetings
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
-from trainermon.analysis.graph.page.packing import PackedRank, pack
+from trainermon.analysis.graph.page.packing import DrawnRank, PackedRank, pack, pack_rank
 from trainermon.analysis.graph.page.page import render_page
-from trainermon.analysis.graph.page.serving import LOOPBACK, GraphServer
+from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer
 from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.screen import ancestors
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
 from trainermon.dashboards.graph_details import SUFFIX as DETAILS_SUFFIX
-from trainermon.dashboards.graph_details import pack_details
+from trainermon.dashboards.graph_details import pack_detail, pack_details
 
-BESIDE = "beside"
-DETAILS = ("all", "found", BESIDE)
+FOUND, BESIDE = "found", "beside"
+DETAILS = ("all", FOUND, BESIDE)
 MAX_DETAILED = 20_000
 """Pages of up to so many nodes have the details of all, if nothing else is asked for."""
 
 
-def write_page(graphs: Sequence[DumpGraph], path: Path, *, golden: str, choice: str | None) -> None:
-    """Write the page of `graphs` to the file `path`, with the details that `choice`, one of `DETAILS`, names.
+class DrawnGraphs(NamedTuple):
+    """What a page shows.
 
-    With "beside" they are in a second file for a server, see `trainermon.dashboards.graph_details`.
+    Attributes:
+        title: The page's title.
+        ranks: The graphs.
+        meetings: The collectives of each that others took part in.
+        first: The place of the graph that is shown first.
+        golden: The folder that they were held against; "": none.
+    """
+
+    title: str
+    ranks: Sequence[PackedRank]
+    meetings: Sequence[RankMeetings]
+    first: int = 0
+    golden: str = ""
+
+    def page(self, *, served: bool) -> str:
+        """Return the page; where it is `served`, it asks for details that it has not."""
+        packed = pack(self.ranks, self.meetings, self.golden, served=served, first=self.first)
+        return render_page(self.title, packed, served=served)
+
+
+def write_page(graphs: DrawnGraphs, path: Path, details: Iterable[bytes] | None = None) -> None:
+    """Write the page of `graphs` to the file `path`.
+
+    With `details`, those of all nodes in order, they are in a second file for a server, see
+    `trainermon.dashboards.graph_details`.
 
     Raises:
-        DumpError: The file cannot be written, or a dump has changed since it was read.
+        DumpError: The file cannot be written.
     """
-    served = choice == BESIDE
-    code = PageCode()
-    details = (details_of(one).among(_detailed(one, choice, len(graphs))) for one in graphs)
-    ranks = [
-        _packed(one, found, code, met, served=served)
-        for one, found, met in zip(graphs, details, find_meetings(graphs), strict=True)
-    ]
-    page = _rendered(graphs, pack(ranks, code, golden, served=served, first=_first_place(graphs)), served=served)
+    served = details is not None
+    page = graphs.page(served=served)
     try:
-        if served:
-            replace_file(path.with_suffix(DETAILS_SUFFIX), pack_details(_all_details(graphs)))
+        if details is not None:
+            replace_file(path.with_suffix(DETAILS_SUFFIX), pack_details(details))
         replace_file(path, page.encode())
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
 
 
-def open_server(graphs: Sequence[DumpGraph], address: str, *, golden: str, in_browser: bool) -> GraphServer:
+def open_server(graphs: DrawnGraphs, details: DetailsOf, address: str, *, in_browser: bool) -> GraphServer:
     """Return a server of the page of `graphs`, which listens at `address`, `HOST:PORT` with either left out or none.
+
+    `details` returns those of one of them when it is asked for.
 
     Raises:
         DumpError: It cannot listen there.
     """
-    code = PageCode()
-    ranks = [_packed(one, {}, code, met, served=True) for one, met in zip(graphs, find_meetings(graphs), strict=True)]
-    page = _rendered(graphs, pack(ranks, code, golden, served=True, first=_first_place(graphs)), served=True)
     host, port = _address(address)
     try:
-        server = GraphServer(page, [details_of(one) for one in graphs], host=host, port=port)
+        server = GraphServer(
+            graphs.page(served=True), [one.num_nodes for one in graphs.ranks], details, host=host, port=port
+        )
     except (OSError, OverflowError) as error:
         raise DumpError(f"cannot listen on {host} port {port} ({error}): choose another with --serve") from error
     if in_browser:
@@ -84,16 +102,6 @@ def _address(text: str) -> tuple[str, int]:
     return (host or LOOPBACK, int(port)) if port.isdecimal() else (text or LOOPBACK, 0)
 
 
-def _rendered(graphs: Sequence[DumpGraph], packed: bytes, *, served: bool) -> str:
-    shown = graphs[_first_place(graphs)]
-    return render_page(f"{shown.tree.nodes[0].name}: {shown.found.sentence}", packed, served=served)
-
-
-def _first_place(graphs: Sequence[DumpGraph]) -> int:
-    shown = shown_first([one for one in graphs if one.level == graphs[0].level])
-    return next(place for place, one in enumerate(graphs) if one is shown)
-
-
 def details_of(graph: DumpGraph) -> NodeDetails:
     """Return what is known of the tensors of a graph, wherever it comes from."""
     if graph.directory.name.endswith(SUFFIX) and graph.step is not None and graph.rank is not None:
@@ -103,32 +111,45 @@ def details_of(graph: DumpGraph) -> NodeDetails:
     return details_against(graph.tree, graph.comparison)
 
 
-def _packed(
-    graph: DumpGraph, details: Mapping[str, Any], code: PageCode, met: RankMeetings, *, served: bool
-) -> PackedRank:
+def draw_rank(graph: DumpGraph, choice: str | None, num_dumps: int, *, served: bool) -> PackedRank:
+    """Return what the page of `num_dumps` dumps has of one of them, with the details that `choice` names.
+
+    `choice` is one of `DETAILS`, or None; where the page is `served`, all lines of code are in it.
+
+    Raises:
+        DumpError: The dump has changed since it was read.
+    """
+    all_details, code = details_of(graph), PageCode()
+    details = all_details.among(_detailed(graph, choice, num_dumps))
     shown = None if served else {frame for detail in details.values() for frame in detail["stack"]}
-    return PackedRank(
-        label=graph.label,
-        dump=str(graph.directory),
-        tree=graph.tree,
-        found=graph.found,
-        flow=find_flow(graph.tree),
-        details=details,
-        lines=code.add(graph.tree, details_of(graph).stacks(), graph.sources(), shown),
-        step=graph.step,
-        rank=graph.rank,
-        axes=", ".join(f"{axis} {place}" for axis, (place, _) in axes_of(graph).items()),
-        golden="" if graph.comparison is None else str(graph.comparison.golden),
-        level=graph.level,
-        meetings=met,
-        notes=() if graph.comparison is None else graph.comparison.notes,
+    return pack_rank(
+        DrawnRank(
+            label=graph.label,
+            dump=str(graph.directory),
+            tree=graph.tree,
+            found=graph.found,
+            flow=find_flow(graph.tree),
+            details=details,
+            lines=code.add(graph.tree, all_details.stacks(), graph.sources(), shown),
+            code=code,
+            step=graph.step,
+            rank=graph.rank,
+            axes=", ".join(f"{axis} {place}" for axis, (place, _) in axes_of(graph).items()),
+            golden="" if graph.comparison is None else str(graph.comparison.golden),
+            level=graph.level,
+            notes=() if graph.comparison is None else graph.comparison.notes,
+        )
     )
 
 
-def _all_details(graphs: Sequence[DumpGraph]) -> Iterator[bytes | None]:
-    for details in map(details_of, graphs):
-        for place in range(len(details.tree.nodes)):
-            yield details.json_of(place)
+def all_details(graph: DumpGraph) -> list[bytes]:
+    """Return the details of all nodes of a graph, as the file beside the page has them.
+
+    Raises:
+        DumpError: The dump has changed since it was read.
+    """
+    details = details_of(graph)
+    return [pack_detail(details.json_of(place)) for place in range(len(graph.tree.nodes))]
 
 
 def _detailed(graph: DumpGraph, choice: str | None, num_dumps: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 from pathlib import Path
@@ -26,7 +25,7 @@ def render_page(title: str, packed: bytes, *, served: bool = False) -> str:
     if served:
         policy += "; connect-src 'self'"
     style = "".join((_WEB / name).read_text(encoding="utf-8") for name in ("style.css", "graph/graph.css"))
-    data = base64.b64encode(gzip.compress(packed, mtime=0)).decode()
+    data = base64.b64encode(packed).decode()
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

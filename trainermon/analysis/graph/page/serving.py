@@ -10,10 +10,11 @@ import re
 import secrets
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
+from threading import Lock
 
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.core.errors import DumpError
@@ -21,6 +22,8 @@ from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEAD
 
 LOOPBACK = "127.0.0.1"
 DETAILS = "details/"
+DetailsOf = Callable[[int], NodeDetails]
+"""Returns the details of a rank, by its place on the page."""
 _READ_LIMIT_S = 10.0
 _ASKED = re.compile(rf"{DETAILS}([0-9]{{1,12}})")
 
@@ -32,7 +35,8 @@ class GraphServer(ThreadingHTTPServer):
 
     Args:
         page: The page, as one file.
-        details: Those of each rank, in the order of the page.
+        counts: How many nodes each rank has, in the order of the page.
+        details: Returns those of one of them; it may have to read a dump.
         host: Address to listen on.
         port: Port to listen on; 0 lets the system choose.
 
@@ -42,13 +46,16 @@ class GraphServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, page: str, details: Sequence[NodeDetails], *, host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(
+        self, page: str, counts: Sequence[int], details: DetailsOf, *, host: str = LOOPBACK, port: int = 0
+    ) -> None:
         super().__init__((host, port), _Handler)
         self.page = page.encode()
         self.policy = policy_of(self.page)
         self.secret = secrets.token_urlsafe(24)
         self._details = details
-        self._ends = list(accumulate(len(one.tree.nodes) for one in details))
+        self._reading = Lock()
+        self._ends = list(accumulate(counts))
 
     @property
     def url(self) -> str:
@@ -64,7 +71,8 @@ class GraphServer(ThreadingHTTPServer):
         rank = bisect_right(self._ends, number)
         if rank == len(self._ends):
             return None
-        return self._details[rank].json_of(number - (self._ends[rank - 1] if rank else 0))
+        with self._reading:  # one dump at a time: several would need the memory of all
+            return self._details(rank).json_of(number - (self._ends[rank - 1] if rank else 0))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -24,7 +24,7 @@ function placeOf(graphs, label) {
 async function loadGraphs() {
   const text = byId("data").textContent ?? "";
   const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return unpack(await new Response(stream).arrayBuffer());
 }
 

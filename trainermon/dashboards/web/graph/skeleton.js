@@ -5,7 +5,13 @@
 export const KIND = { model: 0, microStep: 1, section: 2, module: 3, function: 4, collective: 5, parameter: 6, gradients: 7 };
 export const VERDICT = { none: 0, pass: 1, unmatched: 2, warning: 3, error: 4, blamed: 5 };
 
-const TYPES = { u8: Uint8Array, i32: Int32Array, f32: Float32Array };
+/** @type {Record<Column["type"], (packed: ArrayBuffer, begin: number, count: number) => unknown>} */
+const COLUMNS = {
+  u8: (packed, begin, count) => new Uint8Array(packed, begin, count),
+  i32: (packed, begin, count) => new Int32Array(packed, begin, count),
+  f32: (packed, begin, count) => new Float32Array(packed, begin, count),
+  json: (packed, begin, count) => JSON.parse(new TextDecoder().decode(new Uint8Array(packed, begin, count))),
+};
 
 /**
  * Unpacks the graphs of all ranks: four bytes of length, a JSON header, and the columns that it names. Ranks that are built
@@ -16,13 +22,13 @@ const TYPES = { u8: Uint8Array, i32: Int32Array, f32: Float32Array };
 export function unpack(packed) {
   const length = new DataView(packed).getUint32(0, true);
   /** @type {GraphHeader} */
-  const { skeletons, members, golden, first, served, line_texts, code } = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length)));
+  const { skeletons, members, golden, first, served, code } = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length)));
   const begin = 4 + length + ((8 - ((4 + length) % 8)) % 8);
   /** @param {Record<string, Column>} columns */
   const read = (columns) =>
-    Object.fromEntries(Object.entries(columns).map(([name, { type, offset, count }]) => [name, new TYPES[type](packed, begin + offset, count)]));
-  const shared = skeletons.map(({ texts, keys, columns }) => ({ texts, keys, count: columns.sizes.count, ...read(columns) }));
-  return members.map(({ columns, ...member }, place) => /** @type {Graph} */ ({ ...shared[member.skeleton], ...member, ...read(columns), golden, isFirst: place === first, served, line_texts, code }));
+    Object.fromEntries(Object.entries(columns).map(([name, { type, offset, count }]) => [name, COLUMNS[type](packed, begin + offset, count)]));
+  const shared = skeletons.map(({ columns }) => ({ count: columns.sizes.count, ...read(columns) }));
+  return members.map(({ columns, ...member }, place) => /** @type {Graph} */ ({ ...shared[member.skeleton], ...member, ...read(columns), golden, isFirst: place === first, served, code }));
 }
 
 /**

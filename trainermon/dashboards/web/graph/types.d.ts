@@ -1,8 +1,9 @@
 // What the modules of the graph's page hand one another. Read by tsc alone.
 
 export interface Column {
-  type: "u8" | "i32" | "f32";
+  type: "u8" | "i32" | "f32" | "json";
   offset: number;
+  /** How many numbers; bytes of JSON. */
   count: number;
 }
 
@@ -36,8 +37,6 @@ export interface NodeDetail {
 
 /** What ranks that are built alike have in common. */
 export interface SharedTree {
-  texts: string[];
-  keys: string[];
   columns: Record<string, Column> & { sizes: Column };
 }
 
@@ -55,7 +54,6 @@ export interface RankHeader {
   skeleton: number;
   sentence: string;
   findings: GraphFinding[];
-  details: Record<string, NodeDetail>;
   /** Number of the first node, counted through all ranks. */
   first_detail: number;
   columns: Record<string, Column>;
@@ -67,7 +65,6 @@ export interface GraphHeader {
   /** Place of the rank that is shown first. */
   first: number;
   served: boolean;
-  line_texts: string[];
   code: Record<string, KeptCode>;
   skeletons: SharedTree[];
   members: RankHeader[];
@@ -81,6 +78,7 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   /** Whether it is shown first. */
   isFirst: boolean;
   served: boolean;
+  details: Record<string, NodeDetail>;
   /** Lines of code, as `/a/model.py:118`. */
   line_texts: string[];
   code: Record<string, KeptCode>;
