@@ -45,9 +45,9 @@ def test_dumps_of_the_last_attempt_are_steps_of_one_graph(tmp_path):
     answers = ask(tmp_path, folders, keys)
 
     assert [answer.page.decode() for answer in answers] == [
-        f"{tmp_path}/dumps6",
-        f"{tmp_path}/dumps6",
-        f"{tmp_path}/dumps/a/attempt1/step16",
+        f"{tmp_path}/dumps8",
+        f"{tmp_path}/dumps8",
+        f"{tmp_path}/dumps/a/attempt1/step18",
     ]
     assert {path.name for path in (tmp_path / "reports").iterdir()} == {"graph.html", "a-attempt1-step1-graph.html"}
 
@@ -55,7 +55,7 @@ def test_dumps_of_the_last_attempt_are_steps_of_one_graph(tmp_path):
 def test_two_dumps_of_one_step_have_graphs_of_their_own(tmp_path):
     answers = ask(tmp_path, ("a/attempt1/step1", "b/attempt1/step1"), [DumpKey("b", 1, 1)])
 
-    assert answers[0].page.decode() == f"{tmp_path}/dumps/b/attempt1/step16"
+    assert answers[0].page.decode() == f"{tmp_path}/dumps/b/attempt1/step18"
 
 
 def test_a_dump_that_is_none_has_no_graph(tmp_path):

@@ -140,7 +140,8 @@ class DumpGraphs:
         while self._waiting:
             source = self._waiting[0]
             target = self._run_dir / source.page
-            command = (*self._command, str(self._run_dir / source.folder), "-o", str(target), "--details", "beside")
+            folder = str(self._run_dir / source.folder)  # one process: the node's processors are the training's
+            command = (*self._command, folder, "-o", str(target), "--details", "beside", "--jobs", "1")
             try:
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 await output_of(command, limit_s=TIME_LIMIT_S)

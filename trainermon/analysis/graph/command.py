@@ -81,6 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEVELS",
         help=f"how many levels of calls to unfold (default: {_DEPTH}); what is wrong is always unfolded",
     )
+    _add_output(parser)
+    add_options(parser)
+    for word in ("-tensor_log", "-progress_log"):
+        parser.add_argument(word, action="store_true", help="msprobe's, without effect")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
+    parser.add_argument(
+        "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output",
@@ -110,9 +121,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tell where values stop being finite, or grow at once, by msprobe's levels",
     )
-    add_options(parser)
-    for word in ("-tensor_log", "-progress_log"):
-        parser.add_argument(word, action="store_true", help="msprobe's, without effect")
     parser.add_argument(
         "--jobs", type=_positive, metavar="N", help="read at most N dumps at a time (default: one for each core)"
     )
@@ -123,10 +131,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to keep what was read, so that it need not be read again (default: ~/.cache/trainermon/graph)",
     )
     parser.add_argument("--no-cache", action="store_true", help="read the dumps anew, and keep nothing")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
-    parser.add_argument(
-        "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
-    )
 
 
 def _positive(text: str) -> int:

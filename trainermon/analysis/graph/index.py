@@ -21,7 +21,7 @@ from typing import Any
 import trainermon
 from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall
 from trainermon.analysis.graph.first import Beginning
-from trainermon.analysis.graph.meetings import RankCalls
+from trainermon.analysis.graph.meetings import RankCollectives
 from trainermon.analysis.graph.page.packing import VERSION, PackedColumn, PackedRank
 from trainermon.analysis.graph.reading import GraphPlace
 from trainermon.analysis.graph.report import GraphReport, ReportMaker
@@ -52,6 +52,8 @@ class GraphIndex:
 
     def find(self, maker: ReportMaker, place: GraphPlace) -> GraphReport | None:
         """Return the report that `maker` made of `place`; None: there is none, or it is damaged."""
+        if size_of(place) < self.min_bytes:
+            return None
         path = self._path(maker, place)
         try:
             report = _unpacked(path.read_bytes())
@@ -64,6 +66,7 @@ class GraphIndex:
         """Keep a report; where the folder cannot be written to, or the dumps are small, it is not kept."""
         if report.details is None and size_of(place) >= self.min_bytes:
             with contextlib.suppress(OSError):
+                make_private_directory(self.folder)
                 replace_file(self._path(maker, place), _packed(report))
 
     def tidy(self) -> None:
@@ -82,20 +85,20 @@ class GraphIndex:
         return self.folder / (hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest() + _SUFFIX)
 
 
-def open_index(folder: Path | None) -> GraphIndex | None:
-    """Return the index in `folder`; without one that of the user's caches, or None where there can be none.
+def open_index(folder: Path | None) -> GraphIndex:
+    """Return the index in `folder`; None: in that of the user's caches, which is made when something is kept.
 
     Raises:
         DumpError: `folder` cannot be made, or others can write to it.
     """
-    place = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainermon" / "graph"
+    if folder is None:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        return GraphIndex(caches / "trainermon" / "graph", MIN_DUMP_BYTES)
     try:
-        make_private_directory(place.absolute())
+        make_private_directory(folder.absolute())
     except OSError as error:
-        if folder is None:
-            return None
         raise DumpError(f"{folder} cannot hold an index of graphs ({error}): choose another with --cache") from error
-    return GraphIndex(place.absolute(), MIN_DUMP_BYTES if folder is None else 0)
+    return GraphIndex(folder.absolute())
 
 
 def size_of(place: GraphPlace) -> int:
@@ -159,7 +162,7 @@ def _unpacked(content: bytes) -> GraphReport:
     if known["collectives"] is not None:
         step, of_rank, calls = known["collectives"]
         met = [CommunicationCall(CallEvent(*event), name, tuple(group), peer) for event, name, group, peer in calls]
-        known["collectives"] = RankCalls(step, of_rank, tuple(met))
+        known["collectives"] = RankCollectives(step, of_rank, tuple(met))
     return GraphReport(**known)
 
 

@@ -31,7 +31,7 @@ class RankMeetings(NamedTuple):
 NO_MEETINGS = RankMeetings(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
-class RankCalls(NamedTuple):
+class RankCollectives(NamedTuple):
     """The collectives of one rank.
 
     Attributes:
@@ -45,21 +45,21 @@ class RankCalls(NamedTuple):
     calls: tuple[CommunicationCall, ...]
 
 
-NO_CALLS = RankCalls(None, None, ())
+NO_CALLS = RankCollectives(None, None, ())
 
 
-def collectives_of(graph: DumpGraph) -> RankCalls:
+def collectives_of(graph: DumpGraph) -> RankCollectives:
     """Return the collectives of a graph. Reads their entries.
 
     Raises:
         DumpError: The dump has changed since it was read.
     """
     if graph.parts or graph.rank is None or not graph.directory.is_dir():
-        return RankCalls(graph.step, None, ())
-    return RankCalls(graph.step, graph.rank, tuple(_communications(graph, graph.rank)))
+        return RankCollectives(graph.step, None, ())
+    return RankCollectives(graph.step, graph.rank, tuple(_communications(graph, graph.rank)))
 
 
-def find_meetings(ranks: Sequence[RankCalls]) -> list[RankMeetings]:
+def find_meetings(ranks: Sequence[RankCollectives]) -> list[RankMeetings]:
     """Return the meetings of each of `ranks`: those of a step meet one another."""
     steps: defaultdict[int | None, dict[int, int]] = defaultdict(dict)
     for place, one in enumerate(ranks):

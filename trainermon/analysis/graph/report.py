@@ -17,7 +17,7 @@ from trainermon.analysis.graph.first import Beginning, began
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.levels import read_at_level
 from trainermon.analysis.graph.markdown import as_markdown
-from trainermon.analysis.graph.meetings import RankCalls, collectives_of
+from trainermon.analysis.graph.meetings import RankCollectives, collectives_of
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
 from trainermon.analysis.graph.page.output import BESIDE, FOUND, all_details, details_of, draw_rank
 from trainermon.analysis.graph.page.packing import PackedRank
@@ -54,7 +54,7 @@ class GraphReport(NamedTuple):
     document: Mapping[str, Any] | None = None
     markdown: str | None = None
     rank: PackedRank | None = None
-    collectives: RankCalls | None = None
+    collectives: RankCollectives | None = None
     details: tuple[bytes, ...] | None = None
 
     @property
