@@ -138,7 +138,7 @@ def _parse(text: bytes) -> Any:
 
 def _parsed_from(file: BinaryIO, start: int) -> Iterator[PlacedEntry]:
     """Yield the entries from the key at byte `start` on."""
-    text = _JsonText(file, start)
+    text = _PiecewiseText(file, start)
     while text.letter() != "}":
         key, _, _ = text.value()
         value, begin, length = text.value()
@@ -148,7 +148,7 @@ def _parsed_from(file: BinaryIO, start: int) -> Iterator[PlacedEntry]:
 
 def _start_of_data(path: Path, file: BinaryIO) -> int:
     """Return the byte at which the first key within the object "data" begins."""
-    text = _JsonText(file, 0)
+    text = _PiecewiseText(file, 0)
     text.enter()
     while text.letter() != "}":
         name, _, _ = text.value()
@@ -159,7 +159,7 @@ def _start_of_data(path: Path, file: BinaryIO) -> int:
     raise DumpError(f'{path} has no "data" object: not a dump')
 
 
-class _JsonText:
+class _PiecewiseText:
     """The text of a JSON file from byte `start` on, read value by value and forgotten.
 
     Attributes:

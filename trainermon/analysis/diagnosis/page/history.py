@@ -61,7 +61,7 @@ class HistoryCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class _CurveQuery:
+class _HistoryQuery:
     """What to draw: which rows of the store (SQL with `values` for its question marks), and which number of them."""
 
     title: str
@@ -125,24 +125,24 @@ def _window(rows: _StoredRows, step: int) -> tuple[int, int]:
     return first, last
 
 
-def _questions(diagnosis: Diagnosis) -> list[_CurveQuery]:
+def _questions(diagnosis: Diagnosis) -> list[_HistoryQuery]:
     loss = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
-    found = [_CurveQuery("Loss", loss, "sum(sum) / nullif(sum(finite), 0)", by_power=False)]
+    found = [_HistoryQuery("Loss", loss, "sum(sum) / nullif(sum(finite), 0)", by_power=False)]
     for kind, when in ((Kind.GRAD_UNREDUCED, "before"), (Kind.GRAD_REDUCED, "after")):
         where = f"kind = '{kind}' AND micro_step IS NULL"
-        found.append(_CurveQuery(f"Norm of the gradients {when} the reduction", where, _NORM))
+        found.append(_HistoryQuery(f"Norm of the gradients {when} the reduction", where, _NORM))
     name = diagnosis.module
     if not name or name.startswith("("):
         return found
     activations = f"kind = '{Kind.ACTV}' AND name = ? AND slot LIKE 'output%'"
-    found.append(_CurveQuery(f"Largest value that {name} returned", activations, _LARGEST, (name,)))
+    found.append(_HistoryQuery(f"Largest value that {name} returned", activations, _LARGEST, (name,)))
     kind = Kind.GRAD_UNREDUCED if diagnosis.phase is FaultPhase.BACKWARD else Kind.PARAM_ORIGIN
     of_module = f"kind = '{kind}' AND micro_step IS NULL AND starts_with(name, ?)"
     what = "gradients" if kind == Kind.GRAD_UNREDUCED else "weights"
-    return [*found, _CurveQuery(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
+    return [*found, _HistoryQuery(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
 
 
-def _points(rows: _StoredRows, question: _CurveQuery, steps: tuple[int, int]) -> tuple[CurvePoint, ...]:
+def _points(rows: _StoredRows, question: _HistoryQuery, steps: tuple[int, int]) -> tuple[CurvePoint, ...]:
     query = f"""
         SELECT step, min(number), max(number), max(number) FILTER (rank = ?), bool_or(bad) FROM (
             SELECT step, rank, sum(nans + infs) > 0 AS bad, CASE WHEN NOT bad THEN {question.number} END AS number
