@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.analysis.gradients.test_compare import write_whole
+from tests.analysis.rl.fused_engine import dump
 from tests.exporters.recorded_run import commit
 from tests.recorded_dumps import recorded
 from trainermon import rl, usage
@@ -51,6 +52,9 @@ def folder(tmp_path_factory):
     (folder / "train.log").write_text("  rollout_temperature ..... 1.0\n")
     write_rollouts(folder / "rl_out")
     StageRecorder(folder / "stages").save({"reward": np.ones(3)})
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4))
+    dump(folder / "trainer_dump", model, input=torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]))
+    dump(folder / "engine_dump", model, input=torch.tensor([1, 2]))
     return folder
 
 
