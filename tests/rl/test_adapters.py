@@ -1,7 +1,10 @@
 """What each framework's batch is to a watch: the same tokens, in the shapes in which the framework has them."""
 
 import dataclasses
+import functools
+import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 from tests.rl.policies import Step
 from trainermon import rl
 from trainermon.core.errors import AttachError
-from trainermon.rl import openrlhf, slime, verl
+from trainermon.rl import names, openrlhf, slime, verl, vllm
 from trainermon.rl.attaching import Attachment
 from trainermon.rl.stages import stage_files
 from trainermon.rl.trl import attach, sampling_of
@@ -23,7 +26,7 @@ PROMPTS = torch.arange(len(IDS) * 5).view(len(IDS), 5)
 
 @pytest.fixture
 def watch(tmp_path):
-    found = rl.Watch(tmp_path, rank=0, sampling=rl.Sampling(top_p=MADE.top_p))
+    found = rl.Watch(tmp_path, rank=0, sampling=rl.Sampling(top_p=MADE.top_p), name_map=names.hf_to_vllm)
     yield found
     found.close()
 
@@ -75,6 +78,79 @@ def test_a_trainer_of_verl(watch):
     assert found(watch) == expected()
     assert watch.sampling == rl.Sampling(top_p=MADE.top_p)
     assert not vars(trainer)
+
+
+def test_a_trainer_of_verl_that_passes_on_keys(watch, monkeypatch):
+    """As in its trainer of 0.9: the batch has keys, some of padding, and the tensors are nested and fetched."""
+    lengths = MADE.mask.sum(1).tolist()
+    kept = {"responses": IDS, "rollout_log_probs": ROLLOUT, "old_log_probs": TRAIN, "response_mask": MASK.long()}
+    stored = {name: [row[:length] for row, length in zip(rows, lengths, strict=True)] for name, rows in kept.items()}
+    stored["prompts"] = list(PROMPTS)
+
+    def kv_batch_get(*, keys, partition_id, select_fields):
+        assert partition_id == "train"
+        names = [name for name in select_fields if name in stored]
+        return {
+            name: torch.nested.nested_tensor([stored[name][key] for key in keys], layout=torch.jagged) for name in names
+        }
+
+    class PPOTrainer:
+        global_steps = 7
+        config = types.SimpleNamespace(
+            actor_rollout_ref=types.SimpleNamespace(
+                rollout=types.SimpleNamespace(temperature=1.0, top_p=MADE.top_p, top_k=-1)
+            )
+        )
+
+        def _update_actor(self, batch, metrics):
+            metrics["updated"] = True
+            return batch
+
+    monkeypatch.setitem(sys.modules, "transfer_queue", types.SimpleNamespace(kv_batch_get=kv_batch_get))
+    keys = [*range(len(IDS)), 0, 0]
+    tags = [{}] * len(IDS) + [{"is_padding": True}] * 2
+    batch = types.SimpleNamespace(keys=keys, partition_id="train", tags=tags)
+    trainer, metrics = PPOTrainer(), {}
+    verl.attach(trainer, watch)
+
+    assert trainer._update_actor(batch, metrics) is batch
+
+    assert metrics == {"updated": True}
+    assert found(watch) == expected()
+
+
+class Worker(vllm.WeightDigests):
+    """As much of vLLM's worker as is looked at."""
+
+    model_runner: Any
+    rank: int
+    parallel_config: Any
+
+
+def test_workers_of_vllm_tell_what_they_hold(watch, tmp_path):
+    """As vLLM extends its workers: they are called by name, and what they return goes to the trainer as text."""
+    sent = {"model.layers.0.self_attn.q_proj.weight": torch.randn(8, 4), "model.norm.weight": torch.randn(4)}
+    sent |= {f"model.layers.0.self_attn.{part}_proj.weight": torch.randn(4, 4) for part in "kv"}
+    dict(watch.sent(sent, version=3))
+    q, k, v = (sent[f"model.layers.0.self_attn.{part}_proj.weight"].bfloat16() for part in "qkv")
+    for wrong in (False, True):
+        for rank in range(2):
+            parts = [each.chunk(2)[rank] for each in ((q, v, k) if wrong else (q, k, v))]
+            held = {"model.layers.0.self_attn.qkv_proj.weight": torch.cat(parts)}
+            held["model.norm.weight"] = sent["model.norm.weight"].bfloat16()
+            worker = Worker()
+            worker.model_runner = types.SimpleNamespace(
+                model=types.SimpleNamespace(named_parameters=functools.partial(iter, held.items()))
+            )
+            worker.rank, worker.parallel_config = rank, types.SimpleNamespace(tensor_parallel_size=2)
+            for folder in ("", str(tmp_path)):
+                watch.take(worker.trainermon_weights(version=3, engine="vllm-0", folder=folder))
+            assert watch.num_failures == 0
+        check = watch.check(3)
+        assert check.is_equal is not wrong
+    assert {each.name for each in check.differing} == {
+        "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight",
+    }  # fmt: skip
 
 
 def test_an_experience_of_openrlhf(watch):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.rl.policies import FAULTS, Step
+from tests.rl.policies import FAULTS, SEQUENCES, Step, normal
 from trainermon.rl.causes import Limits
 from trainermon.rl.judging import judge
 from trainermon.rl.tokens import pair, read_side
-from trainermon.rl.values import VERDICT_OF, Cause, Floor, Sampling, Verdict
+from trainermon.rl.values import VERDICT_OF, Cause, Floor, Sampling, Verdict, WeightCheck
 
 SEEDS = range(1000, 1010)
 
@@ -98,3 +98,52 @@ def test_positions_and_histogram_hold_every_token():
 
     assert sum(part.tokens for part in report.positions) == sum(report.histogram) == report.measures.tokens
     assert [(part.first, part.last) for part in report.positions] == [(0, 7), (8, 15), (16, 31), (32, 63)]
+
+
+def test_a_greedy_engine_is_not_held_to_a_mean_ratio():
+    """The likeliest of noisy logits is likelier there than in the trainer: a mean ratio below 1 that is no error."""
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(SEQUENCES, 40, 50))
+    engine = normal(logits + 0.02 * random.normal(size=logits.shape))
+    rollout = engine.max(-1)
+    train = np.take_along_axis(normal(logits), engine.argmax(-1)[..., None], -1)[..., 0]
+    reports = [
+        judge(
+            0, pair(read_side(rollout), read_side(train)), floor=Floor(mean_abs=0.02, source="measured"),
+            sampling=Sampling(temperature=temperature), limits=Limits(ratio_z=3, ratio_difference=0),
+        )
+        for temperature in (0.0, 1.0)
+    ]  # fmt: skip
+
+    assert (reports[0].causes, str(reports[1].causes[0].cause)) == ((), "unexplained")
+    assert "the engine is greedy: nothing was sampled, and the mean ratio says nothing" in reports[0].notes
+
+
+def test_equal_weights_leave_numerics():
+    equal = WeightCheck(version=1, engines=("a",), equal=3)
+    step = Step(1, "old weights")
+    tokens = pair(read_side(step.rollout, mask=step.mask), read_side(step.train, mask=step.mask))
+
+    for weights, cause in ((equal, "numerics"), (None, "unexplained")):
+        report = judge(
+            0, tokens, floor=Floor(mean_abs=0.02, source="measured"), sampling=Sampling(), limits=Limits(),
+            weights=weights,
+        )  # fmt: skip
+
+        assert (str(report.causes[0].cause), report.verdict) == (cause, Verdict.POLICY_DIFFERS)
+
+
+def test_the_worst_sequences_are_the_worst():
+    step = Step(3, "old weights")
+
+    found = step.report().sequences
+
+    size = np.abs(step.train - step.rollout)
+    means = [row[kept].mean() for row, kept in zip(size, step.mask, strict=True)]
+    assert [part.mean_abs for part in found] == pytest.approx(sorted(means)[::-1][:8])
+    for part in found:
+        kept = step.mask[part.sequence]
+        row = size[part.sequence][kept]
+        assert part.tokens == len(row)
+        assert part.log_ratio == pytest.approx((step.train - step.rollout)[part.sequence][kept].sum())
+        assert part.first_diverging == next((n for n, one in enumerate(row) if one > 0.2), None)

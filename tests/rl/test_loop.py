@@ -24,7 +24,7 @@ def test_the_cause_is_named(faults, cause, call, tmp_path):
 
 
 def test_routers_that_choose_other_experts_are_named(call, tmp_path):
-    trainer = Trainer(tmp_path, call, [Fault("routing")], mixture=True)
+    trainer = Trainer(tmp_path, call, [Fault("routing")], family="mixture")
 
     reports = [trainer.step(number) for number in range(3)]
     trainer.watch.close()

@@ -37,6 +37,8 @@ def by_hand(rollout, train):
         "k3": math.fsum(r - 1 - d for r, d in zip(ratio, delta, strict=True)) / n,
         "chi2_token": math.fsum(r * r for r in ratio) / n - 1,
         "chi2_sequence": math.fsum(math.exp(2 * w) for w in whole) / len(whole) - 1,
+        "sequence_mean_abs": math.fsum(abs(w) / len(one) for w, one in zip(whole, rollout, strict=True)) / len(whole),
+        "sequence_max_abs": max(abs(w) / len(one) for w, one in zip(whole, rollout, strict=True)),
         "ratio": math.fsum(ratio) / n,
         "ess": math.fsum(ratio) ** 2 / (n * math.fsum(r * r for r in ratio)),
         "ess_truncated": math.fsum(min(r, 2) for r in ratio) ** 2 / (n * math.fsum(min(r, 2) ** 2 for r in ratio)),

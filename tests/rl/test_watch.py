@@ -213,7 +213,7 @@ def test_a_folder_without_reports_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"temperature": 0}, "temperature"), ({"top_p": 1.5}, "top_p"), ({"logprobs": "both"}, "logprobs")],
+    [({"temperature": -1}, "temperature"), ({"top_p": 1.5}, "top_p"), ({"logprobs": "both"}, "logprobs")],
 )
 def test_sampling_is_checked(options, message):
     with pytest.raises(ValueError, match=message):

@@ -88,8 +88,8 @@ class Case:
 
     @property
     def z(self) -> float:
-        """Standard errors of the mean ratio from 1, see `judged_z`."""
-        return judged_z(self.measures, self.limits)
+        """Standard errors of the mean ratio from 1, see `judged_z`; 0 of greedy engines."""
+        return 0.0 if self.sampling.is_greedy else judged_z(self.measures, self.limits)
 
     @property
     def is_noise(self) -> bool:
@@ -150,7 +150,7 @@ def _padding(case: Case) -> Iterator[FoundCause]:
 
 
 def _is_mended(case: Case, left: PolicyMeasures) -> bool:
-    z = judged_z(left, case.limits)
+    z = 0.0 if case.sampling.is_greedy else judged_z(left, case.limits)
     was_off, limit = abs(case.z) > case.limits.ratio_z, case.limits.ratio_z
     return left.tokens > 0 and left.mean_abs < case.measures.mean_abs / 2 and (abs(z) <= limit if was_off else True)
 
@@ -280,7 +280,7 @@ def _stale_cache(case: Case) -> Iterator[FoundCause]:
             f"{new:.3g} for new ones"
         )
         return
-    if case.is_noise:
+    if case.is_noise or before <= factor * new:  # prompts that it knew differ no more than new ones: no cache is stale
         return
     lengths = np.bincount(case.tokens.sequence, minlength=case.tokens.num_sequences)[case.tokens.sequence]
     long = lengths >= 3 * span
@@ -337,11 +337,25 @@ def _unexplained(case: Case) -> FoundCause:
         evidence = f"mean ratio {m.ratio:.4f}, {case.z:+.1f} standard errors from 1: what was logged is not what was "
         evidence += "sampled from"
         advice = "compare the engine's logged log-probabilities with a plain forward of its own weights"
+    elif case.weights is not None and case.weights.is_equal:
+        return _numerics(case)
     else:
         evidence = f"mean |Δ| {m.mean_abs:.3g}, {m.mean_abs / case.floor.mean_abs:.1f} × what rounding gives; the mean "
         evidence += f"ratio {m.ratio:.3f} is that of two policies"
         advice = "check the weights by digest (Watch.sent and received), then kernels and dtypes of both sides"
     return FoundCause(cause=Cause.UNEXPLAINED, evidence=evidence, advice=advice)
+
+
+def _numerics(case: Case) -> FoundCause:
+    """All that is left where weights are equal and nothing was miscounted."""
+    m = case.measures
+    return FoundCause(
+        cause=Cause.NUMERICS,
+        evidence=f"mean |Δ| {m.mean_abs:.3g}, {m.mean_abs / case.floor.mean_abs:.1f} × what rounding gives, and the "
+        f"weights are equal; correlation {m.correlation:.3f}, mean ratio {m.ratio:.3f}",
+        advice="compare types of both sides (activations, cache, router, output layer) and attention kernels; "
+        "`trainermon rl align` on dumps of both names the module",
+    )
 
 
 def _means(size: Floats, some: Flags, others: Flags) -> tuple[float, float]:

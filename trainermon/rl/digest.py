@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from trainermon.core.errors import ConfigError
+from trainermon.rl.quantised import Moments, is_quantised, moments_of
 
 MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -42,6 +43,7 @@ class TensorDigest:
         starts: Where the part begins in each dimension of the whole tensor; empty: it is whole, or nobody said.
         total: 0 to 2^64 - 1.
         order: 0 to 2^64 - 1.
+        moments: Where one side is quantised, see `quantised.py`; None: not taken.
     """
 
     dtype: str
@@ -49,6 +51,7 @@ class TensorDigest:
     starts: tuple[int, ...] = ()
     total: int
     order: int
+    moments: Moments | None = None
 
     @property
     def count(self) -> int:
@@ -81,19 +84,26 @@ class Digester:
     Tensors of an accelerator are reduced there, in the order of its stream, and nothing waits before `finish`.
 
     Args:
-        dtype: Floating-point tensors are cast to this type first, as `bfloat16`; empty: they are taken as they are.
+        dtype: Floating-point tensors are cast to this type first, as `bfloat16`; empty: they are taken as they are. Of
+            a type with a scale (`float8`, `int8`) moments are taken instead of a cast, which waits for the device.
     """
 
     def __init__(self, dtype: str = "") -> None:
-        self._dtype = dtype
+        self._takes_moments = is_quantised(dtype)
+        self._dtype = "" if self._takes_moments else dtype
+        self._moments: dict[str, Moments | None] = {}
         self._open: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], Any, Any]] = {}
 
-    def add(self, name: str, tensor: Any, starts: tuple[int, ...] = (), dtype: str = "") -> None:
+    def add(self, name: str, tensor: Any, starts: tuple[int, ...] = (), dtype: str = "", scale: Any = None) -> None:
         """Take a tensor (torch, or numpy) that begins at `starts` of the whole one of that name.
 
-        `dtype` says what the bits of an array are that numpy has no type for.
+        `dtype` says what the bits of an array are that numpy has no type for, `scale` what a quantised one is to be
+        multiplied by.
         """
         local, begin = _local_part(tensor)
+        torch = _torch_of(local)
+        if torch is not None and (scale is not None or (self._takes_moments and local.is_floating_point())):
+            self._moments[name] = moments_of(local, scale)
         starts = starts or begin
         rows, read = _row_checksums(local, self._dtype)
         dtype = dtype if _torch_of(local) is None and dtype else read
@@ -104,7 +114,14 @@ class Digester:
         """Return the digests by name. Waits for the device, once for each device."""
         numbers = _on_host([entry[3:] for entry in self._open.values()])
         return {
-            name: TensorDigest(dtype=dtype, shape=shape, starts=starts, total=total & _MASK, order=order & _MASK)
+            name: TensorDigest(
+                dtype=dtype,
+                shape=shape,
+                starts=starts,
+                total=total & _MASK,
+                order=order & _MASK,
+                moments=self._moments.get(name),
+            )
             for (name, (dtype, shape, starts, *_)), (total, order) in zip(self._open.items(), numbers, strict=True)
         }
 

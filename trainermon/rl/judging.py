@@ -20,6 +20,7 @@ from trainermon.rl.values import (
     PositionPart,
     Report,
     Sampling,
+    SequencePart,
     TokenAt,
     Verdict,
     WeightCheck,
@@ -29,7 +30,9 @@ FLOOR_OF_DTYPE = {"float32": 1e-5, "bfloat16": 0.02, "float16": 0.005, "float8":
 """Mean |Δ| that rounding gives where no floor was measured, by the engine's dtype, nats."""
 MIXTURE_FACTOR = 3.0
 """By how much the floor of a mixture of experts is higher, whose routers amplify rounding."""
-WORST, CONTEXT = 20, 8
+WORST, CONTEXT, WORST_SEQUENCES = 20, 8, 8
+DIVERGING = 10.0
+"""Floors of |Δ| from which a token has diverged."""
 
 
 def judge(  # noqa: PLR0913 - all that is known of a step
@@ -82,8 +85,9 @@ def judge(  # noqa: PLR0913 - all that is known of a step
         histogram=tuple(
             np.bincount(np.searchsorted(HISTOGRAM_EDGES, size), minlength=len(HISTOGRAM_EDGES) + 1).tolist()
         ),
+        sequences=_worst_sequences(case, engines),
         worst=_worst(tokens, size),
-        first_diverging=_first_diverging(tokens, size > 10.0 * floor.mean_abs),
+        first_diverging=_first_diverging(tokens, size > DIVERGING * floor.mean_abs),
         weights=weights,
         notes=_notes(case),
     )
@@ -189,6 +193,29 @@ def _by_position(tokens: Tokens) -> tuple[PositionPart, ...]:
     )
 
 
+def _worst_sequences(case: Case, engines: Sequence[tuple[str, int | None]]) -> tuple[SequencePart, ...]:
+    tokens = case.tokens
+    delta = tokens.train - tokens.rollout
+    counts = np.bincount(tokens.sequence)
+    sizes, sums = np.bincount(tokens.sequence, np.abs(delta)), np.bincount(tokens.sequence, delta)
+    means = sizes / np.maximum(counts, 1)
+    diverged = np.nonzero(np.abs(delta) > DIVERGING * case.floor.mean_abs)[0]
+    of, firsts = np.unique(tokens.sequence[diverged], return_index=True)
+    first = dict(zip(of.tolist(), tokens.position[diverged[firsts]].tolist(), strict=True))
+    order = [number for number in np.argsort(-means, kind="stable").tolist() if counts[number]]
+    return tuple(
+        SequencePart(
+            sequence=number,
+            engine=engines[number][0] if engines else "",
+            tokens=int(counts[number]),
+            mean_abs=float(means[number]),
+            log_ratio=float(sums[number]),
+            first_diverging=first.get(number),
+        )
+        for number in order[:WORST_SEQUENCES]
+    )
+
+
 def _worst(tokens: Tokens, size: np.ndarray) -> tuple[TokenAt, ...]:
     some = min(WORST, len(size))
     largest = np.argpartition(size, len(size) - some)[len(size) - some :]
@@ -218,7 +245,9 @@ def _first_diverging(tokens: Tokens, diverges: Flags) -> int | None:
 
 def _notes(case: Case) -> tuple[str, ...]:
     notes = []
-    if case.measures.sequences < case.limits.min_sequences:
+    if case.sampling.is_greedy:
+        notes.append("the engine is greedy: nothing was sampled, and the mean ratio says nothing")
+    elif case.measures.sequences < case.limits.min_sequences:
         notes.append(
             f"too few sequences for the mean ratio: {case.measures.sequences}, expected {case.limits.min_sequences}"
         )

@@ -51,6 +51,8 @@ class PolicyMeasures:
         lag: Of -1 and 1, by how many tokens the trainer's must be moved to correlate best, beside not at all.
         lag_correlation: The correlation there.
         experts_differ: Share of tokens whose first expert differs in some layer.
+        sequence_mean_abs: Mean over sequences of the absolute value of their mean Δ.
+        sequence_max_abs: The largest of these.
     """
 
     tokens: int
@@ -81,6 +83,8 @@ class PolicyMeasures:
     lag: int
     lag_correlation: float
     experts_differ: float = math.nan
+    sequence_mean_abs: float = math.nan
+    sequence_max_abs: float = math.nan
 
 
 def measure(tokens: Tokens) -> PolicyMeasures:
@@ -96,6 +100,7 @@ def measure(tokens: Tokens) -> PolicyMeasures:
     ratio = np.exp(capped)
     starts = _starts(tokens.sequence)
     ratio_mean, ratio_z = mean_ratio(ratio, starts)
+    of_sequences = np.abs(np.add.reduceat(delta, starts)) / np.diff(np.append(starts, len(delta)))
     lag, lag_correlation = _best_lag(tokens)
     correlation, slope = _regression(tokens.train, tokens.rollout)
     return PolicyMeasures(
@@ -121,6 +126,8 @@ def measure(tokens: Tokens) -> PolicyMeasures:
         lag=lag,
         lag_correlation=lag_correlation,
         experts_differ=math.nan if tokens.experts_differ is None else _share(tokens.experts_differ),
+        sequence_mean_abs=float(of_sequences.mean()),
+        sequence_max_abs=float(of_sequences.max()),
     )
 
 

@@ -92,17 +92,18 @@ SERIES = MappingProxyType(
 """Series of a monitor, and the measure that each is."""
 
 
-def series_of(report: Report, limits: Limits) -> dict[str, float]:
+def series_of(report: Report, limits: Limits, *, is_greedy: bool = False) -> dict[str, float]:
     """Return the numbers of a report that a monitor records, by name.
 
     `rl_floors` is the mean |Δ| in floors; `rl_weights_differ` counts tensors that are missing or not equal, and is
     there if weights were checked; `rl_not_comparable` is 1 where tokens could not be paired. `rl_ratio_z` is 0 where
-    there are too few sequences to tell, or the ratio is too near 1 to matter. What is NaN is left out.
+    there are too few sequences to tell, the engine is greedy, or the ratio is too near 1 to matter. What is NaN is left
+    out.
     """
     numbers = {"rl_not_comparable": float(report.verdict is Verdict.NOT_COMPARABLE)}
     if report.measures is not None:
         numbers |= {name: float(getattr(report.measures, measure)) for name, measure in SERIES.items()}
-        numbers["rl_ratio_z"] = judged_z(report.measures, limits)
+        numbers["rl_ratio_z"] = 0.0 if is_greedy else judged_z(report.measures, limits)
         if report.floor is not None:
             numbers["rl_floors"] = report.measures.mean_abs / report.floor.mean_abs
     if report.weights is not None:

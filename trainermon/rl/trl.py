@@ -57,7 +57,7 @@ def attach(trainer: Any, watch: Watch, *, engine: str = "engine") -> Attachment:
 def sampling_of(args: Any) -> Sampling:
     """Return how a `GRPOConfig` has its engine sample. TRL has vLLM log processed log-probabilities."""
     return Sampling(
-        temperature=float(getattr(args, "temperature", 1.0)),
+        temperature=float(getattr(args, "temperature", 1.0) or 0.0),
         top_p=float(getattr(args, "top_p", 1.0) or 1.0),
         top_k=max(0, int(getattr(args, "top_k", 0) or 0)),
     )

@@ -52,7 +52,7 @@ VERDICT_OF: dict[Cause, Verdict] = {
     Cause.ONE_ENGINE: Verdict.POLICY_DIFFERS,
     Cause.STALE_CACHE: Verdict.POLICY_DIFFERS,
     Cause.ROUTING: Verdict.POLICY_DIFFERS,
-    Cause.NUMERICS: Verdict.NOISE,
+    Cause.NUMERICS: Verdict.POLICY_DIFFERS,
 }
 """The verdict that follows from each cause; what is unexplained depends on the mean ratio."""
 
@@ -62,7 +62,7 @@ class Sampling:
     """How the rollout engine samples, and what it logs.
 
     Attributes:
-        temperature: What logits are divided by, above 0.
+        temperature: What logits are divided by; 0: greedy, the likeliest token is taken.
         top_p: Share of the probability that is kept, above 0 to 1.
         top_k: How many tokens are kept; 0 or -1: all.
         logprobs: `processed`: logged after temperature and cutting, `raw`: of the model's logits as they are.
@@ -74,12 +74,17 @@ class Sampling:
     logprobs: Literal["processed", "raw"] = "processed"
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature: found {self.temperature}, expected more than 0")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature: found {self.temperature}, expected 0 or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: found {self.top_p}, expected more than 0, up to 1")
         if self.logprobs not in ("processed", "raw"):
             raise ValueError(f"logprobs: found {self.logprobs!r}, expected 'processed' or 'raw'")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken; then nothing is sampled, and the mean ratio need not be 1."""
+        return self.temperature == 0 or self.top_k == 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,27 @@ class PositionPart:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePart:
+    """One sequence.
+
+    Attributes:
+        sequence: Its number in the step.
+        engine: The engine that sampled it; empty: not known.
+        tokens: How many of its tokens count.
+        mean_abs: Mean |Δ|.
+        log_ratio: Sum of Δ: the logarithm of the sequence's ratio.
+        first_diverging: Its first position with |Δ| above ten floors; None: there is none.
+    """
+
+    sequence: int
+    engine: str
+    tokens: int
+    mean_abs: float
+    log_ratio: float
+    first_diverging: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAt:
     """One token.
 
@@ -183,6 +209,7 @@ class WeightCheck:
         differing: Those that are not.
         missing: Names that were sent, and that some engine has not.
         unexpected: Names that an engine has, and that were not sent.
+        uncompared: Names that an engine holds quantised, where one side took no moments.
     """
 
     version: int
@@ -191,6 +218,7 @@ class WeightCheck:
     differing: tuple[WeightDifference, ...] = ()
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -212,6 +240,7 @@ class Report:
         engines: By engine, in order of their names.
         positions: By position in the sequence.
         histogram: How many tokens have a |Δ| in each of the bins of `HISTOGRAM_EDGES`.
+        sequences: The sequences with the largest mean |Δ|, largest first.
         worst: The tokens with the largest |Δ|, largest first.
         first_diverging: Median over sequences of the first position with |Δ| above ten floors; None: most have none.
         weights: The check of weights; None: there was none.
@@ -228,6 +257,7 @@ class Report:
     engines: tuple[EnginePart, ...] = ()
     positions: tuple[PositionPart, ...] = ()
     histogram: tuple[int, ...] = ()
+    sequences: tuple[SequencePart, ...] = ()
     worst: tuple[TokenAt, ...] = ()
     first_diverging: int | None = None
     weights: WeightCheck | None = None

@@ -213,6 +213,11 @@ class Watch:
             )
             files.write_digest(self.folder, held)
 
+    def take(self, digests: str | bytes) -> None:
+        """Take the digests of what an engine's rank holds, as JSON: where it cannot write into the watch's folder."""
+        with self._contained("take"):
+            files.write_digest(self.folder, files.digest_from_json(digests))
+
     def save(self, **stages: Any) -> None:
         """Keep stages of the step (prompt, response, reward, advantage, …) in files, see `rl.StageRecorder`."""
         with self._contained("save"):
@@ -300,8 +305,11 @@ class Watch:
             elif future.exception() is not None:
                 self._failed("compare", future.exception())
             elif self._monitor is not None:
-                self._monitor.record(**series_of(future.result(), self._settings.limits))
+                self._monitor.record(**self._series(future.result()))
         self._unrecorded = left
+
+    def _series(self, report: Report) -> dict[str, float]:
+        return series_of(report, self._settings.limits, is_greedy=self.sampling.is_greedy)
 
     def _are_known(self, prompts: Sequence[Any] | None, version: int | None) -> Flags | None:
         """Return which prompts were sampled from under an older version of the weights; notes them."""

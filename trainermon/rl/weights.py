@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trainermon.rl.digest import TensorDigest, WeightDigest, added
 from trainermon.rl.names import NameMap
+from trainermon.rl.quantised import QUANTISED, Moments, added_moments, is_scale, is_within_steps
 from trainermon.rl.values import WeightCheck, WeightDifference
 
 Shape = tuple[int, ...]
@@ -22,12 +23,14 @@ class Whole:
         shape: The shape of the whole; None: not known.
         total: See `TensorDigest`.
         order: None: not known, as the place of some part is not.
+        moments: Where one side is quantised; None: not known.
     """
 
     dtype: str
     shape: Shape | None
     total: int
     order: int | None
+    moments: Moments | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,14 +54,17 @@ def whole_of(parts: Sequence[TensorDigest]) -> Whole:
     """Return what the parts that several ranks hold make together; copies count once."""
     distinct = list(dict.fromkeys(parts))
     total, order = added(distinct)
+    moments = added_moments(part.moments for part in distinct)
     if len(distinct) == 1:
         one = distinct[0]
         is_placed = not any(one.starts)
-        return Whole(one.dtype, one.shape if is_placed else None, total, order if is_placed or one.starts else None)
+        return Whole(
+            one.dtype, one.shape if is_placed else None, total, order if is_placed or one.starts else None, moments
+        )
     if not all(part.starts for part in distinct):
-        return Whole(distinct[0].dtype, None, total, None)
+        return Whole(distinct[0].dtype, None, total, None, moments)
     ends = [tuple(s + n for s, n in zip(part.starts, part.shape, strict=True)) for part in distinct]
-    return Whole(distinct[0].dtype, tuple(map(max, zip(*ends, strict=True))), total, order)
+    return Whole(distinct[0].dtype, tuple(map(max, zip(*ends, strict=True))), total, order, moments)
 
 
 def wholes_of(digests: Iterable[WeightDigest]) -> dict[str, Whole]:
@@ -127,11 +133,12 @@ def check_weights(
     differing: list[WeightDifference] = []
     missing: list[str] = []
     unexpected: dict[str, None] = {}
+    uncompared: dict[str, None] = {}
     bad: set[str] = set()
     groups = fused(sent, name_map)
     for engine, held in engines.items():
         known = set(sent) | set(groups)
-        unexpected.update(dict.fromkeys(name for name in held if name not in known))
+        unexpected.update(dict.fromkeys(name for name in held if name not in known and not is_scale(name)))
         for engine_name, names in groups.items():
             for group in [[name] for name in names] if all(name in held for name in names) else [names]:
                 found = held.get(group[0] if len(group) == 1 and group[0] in held else engine_name)
@@ -139,6 +146,9 @@ def check_weights(
                     if not _is_tied(group, sent):
                         missing += [name for name in group if name not in missing]
                         bad.update(group)
+                    continue
+                if _cannot_compare(found, _together(group, sent)):
+                    uncompared.update(dict.fromkeys(group))
                     continue
                 difference = _difference(group, found, sent, older)
                 if difference is not None:
@@ -150,10 +160,11 @@ def check_weights(
     return WeightCheck(
         version=version,
         engines=tuple(engines),
-        equal=len(sent) - len(bad),
+        equal=len(sent) - len(bad | uncompared.keys()),
         differing=tuple(differing),
         missing=tuple(missing),
         unexpected=tuple(unexpected),
+        uncompared=tuple(uncompared),
     )
 
 
@@ -161,24 +172,30 @@ def _difference(
     names: Sequence[str], found: Whole, sent: Mapping[str, Whole], older: Mapping[int, Mapping[str, Whole]]
 ) -> tuple[str, int | None] | None:
     wanted = _together(names, sent)
+    if found.moments is not None and wanted.moments is not None:
+        is_same = is_within_steps(wanted.moments, found.moments)
+        return None if is_same else ("other numbers than a quantisation gives, or another scale", None)
     if found.dtype != wanted.dtype:
         return f"{found.dtype} there, sent as {wanted.dtype}; digest both as one type", None
     if found.total == wanted.total:
-        if None in (found.order, wanted.order) or found.order == wanted.order:
-            return None
-        return "the same numbers in rows of another order", None
+        is_same = None in (found.order, wanted.order) or found.order == wanted.order
+        return None if is_same else ("the same numbers in rows of another order", None)
     for version in sorted(older, reverse=True):
         if all(name in older[version] for name in names) and _together(names, older[version]).total == found.total:
             return f"still those of version {version}", version
-    if not found.total:
-        return "all zeros", None
-    return "other numbers", None
+    return "other numbers" if found.total else "all zeros", None
 
 
 def _together(names: Sequence[str], of: Mapping[str, Whole]) -> Whole:
     if len(names) == 1:
         return of[names[0]]
-    return Whole(of[names[0]].dtype, None, sum(of[name].total for name in names) & ((1 << 64) - 1), None)
+    total = sum(of[name].total for name in names) & ((1 << 64) - 1)
+    return Whole(of[names[0]].dtype, None, total, None, added_moments(of[name].moments for name in names))
+
+
+def _cannot_compare(found: Whole, wanted: Whole) -> bool:
+    """Return whether what is held is quantised, and one side took no moments."""
+    return found.dtype in QUANTISED and found.dtype != wanted.dtype and None in (found.moments, wanted.moments)
 
 
 def _is_tied(names: Sequence[str], sent: Mapping[str, Whole]) -> bool:
