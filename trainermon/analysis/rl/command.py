@@ -16,6 +16,7 @@ from trainermon.analysis.rl.logged_settings import compare_settings, read_settin
 from trainermon.analysis.rl.page import render_page
 from trainermon.analysis.rl.screen import screen_of_run, screen_of_settings, screen_of_stages
 from trainermon.analysis.rl.stage_differences import compare_stages
+from trainermon.analysis.rl.token_text import read_tokenizer
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.results import write_text
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("folder", type=Path, help="the folder that trainermon.rl.Watch was given")
     show.add_argument("--step", type=int, help="this step (default: the worst of the last that every rank has)")
     show.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
+    show.add_argument("--tokenizer", type=Path, metavar="PATH", help="show tokens as text: a model's folder")
     show.add_argument("--json", action="store_true", help="print the reports as JSON")
     show.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if some step has a cause")
     compare = actions.add_parser("compare", help="find the first stage of a step in which two runs differ")
@@ -85,12 +87,13 @@ def main(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     ranks = read_reports(args.folder)
     rank, report = chosen_report(ranks, args.step)
+    decode = None if args.tokenizer is None else read_tokenizer(args.tokenizer)
     if args.html is not None:
-        write_text(args.html, render_page(args.folder, ranks, rank, report))
+        write_text(args.html, render_page(args.folder, ranks, rank, report, decode))
     if args.json:
         _print([json.dumps(as_plain({str(number): reports for number, reports in ranks.items()}))])
     else:
-        _print(screen_of_run(ranks, rank, report))
+        _print(screen_of_run(ranks, rank, report, decode))
     wrong = any(each.causes for reports in ranks.values() for each in reports)
     return DIFFERS if args.exit_code and wrong else 0
 

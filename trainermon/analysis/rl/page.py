@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trainermon
 from trainermon.analysis.diagnosis.page.markup import STYLE, section, table, text
+from trainermon.analysis.rl.token_text import Decode, text_at
 from trainermon.rl.values import HISTOGRAM_EDGES, Report
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -20,11 +21,21 @@ svg text{fill:var(--dim);font-size:12px}.bar{fill:var(--accent)}
 .grid{stroke:var(--line)}.floor{stroke:var(--dim);stroke-dasharray:4 4}
 h3{font-size:13px;margin:14px 0 4px;font-weight:600}dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 14px}
 dt{color:var(--dim)}dd{margin:0}
+@media(max-width:600px){svg text{font-size:18px}.many text:nth-of-type(even){display:none}}
 """
 
 
-def render_page(folder: Path, ranks: Mapping[int, Sequence[Report]], rank: int, report: Report) -> str:
-    """Return the page on the reports of all ranks, with one of them in full. It needs nothing else."""
+def render_page(
+    folder: Path,
+    ranks: Mapping[int, Sequence[Report]],
+    rank: int,
+    report: Report,
+    decode: Decode | None = None,
+) -> str:
+    """Return the page on the reports of all ranks, with one of them in full. It needs nothing else.
+
+    `decode` gives the text of token ids; None: ids are shown.
+    """
     title = text(f"Step {report.step}: {report.sentence}")
     return "".join(
         [
@@ -40,7 +51,8 @@ def render_page(folder: Path, ranks: Mapping[int, Sequence[Report]], rank: int, 
             section("Weights", _weights(report)),
             section("Engines", _engines(report)),
             section("Where tokens differ", _histogram(report), _positions(report)),
-            section("The worst tokens", _worst(report)),
+            section("The worst sequences", _sequences(report)),
+            section("The worst tokens", _worst(report, decode)),
             section("Notes", "".join(f"<p>{text(note)}</p>" for note in report.notes)),
             f'<p class="dim">trainermon {text(trainermon.__version__)}</p></body></html>\n',
         ]
@@ -94,7 +106,7 @@ def _curve(points: Sequence[tuple[int, float, bool, str]], reference: float) -> 
             f'<circle class="{"bad" if wrong else "dot"}" cx="{x:.1f}" cy="{y:.1f}" r="{4 if wrong else 2.5}">'
             f"<title>{text(label)}</title></circle>"
         )
-    marks.append(f'<text x="{_LEFT}" y="{_HEIGHT - 4}">step {first}</text>')
+    marks.append(f'<text x="{_LEFT + 16}" y="{_HEIGHT - 4}">step {first}</text>')
     marks.append(f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 4}" text-anchor="end">step {last}</text>')
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(marks)}</svg>'
 
@@ -172,17 +184,39 @@ def _bars(parts: Sequence[tuple[str, float]]) -> str:
         )
         below = label.split()[0] if label[0].isdigit() else "<"
         marks.append(f'<text x="{x + width / 2:.1f}" y="{_HEIGHT - 4}" text-anchor="middle">{text(below)}</text>')
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(marks)}</svg>'
+    density = ' class="many"' if len(parts) > 8 else ""
+    return f'<svg{density} viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(marks)}</svg>'
 
 
-def _worst(report: Report) -> str:
+def _sequences(report: Report) -> str:
     rows = [
         (
-            str(each.sequence), str(each.position), text(" ".join(map(str, each.before))),
+            str(part.sequence), text(part.engine), f"{part.tokens:,}", f"{part.mean_abs:.3g}", f"{part.log_ratio:+.3f}",
+            "–" if part.first_diverging is None else str(part.first_diverging),
+        )
+        for part in report.sequences
+    ]  # fmt: skip
+    head = ("sequence", "engine", "tokens", "mean |Δ|", "log ratio", "diverges at")
+    return table(head, rows, numbers=4) if rows else ""
+
+
+def _worst(report: Report, decode: Decode | None) -> str:
+    rows = [
+        (
+            str(each.sequence), str(each.position),
+            text(" ".join(map(str, each.before)) if decode is None else text_at(each, decode)),
             "" if each.id is None else str(each.id), f"{each.rollout:.3f}", f"{each.train:.3f}",
             f"{each.train - each.rollout:+.3f}",
         )
         for each in report.worst
     ]  # fmt: skip
-    head = ("sequence", "position", "tokens before", "token", "rollout", "trainer", "Δ")
+    head = (
+        "sequence",
+        "position",
+        "tokens before" if decode is None else "text up to [the token]",
+        "token",
+        "rollout",
+        "trainer",
+        "Δ",
+    )
     return table(head, rows, numbers=4) if rows else ""

@@ -7,16 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainermon.analysis.rl.logged_settings import SettingsComparison
 from trainermon.analysis.rl.stage_differences import StageComparison
+from trainermon.analysis.rl.token_text import Decode, text_at
 from trainermon.analysis.tensor.screen import printable, table
 from trainermon.rl.measures import PolicyMeasures
 from trainermon.rl.values import HISTOGRAM_EDGES, Report, WeightCheck
 
 SHOWN = 8
+TEXT = 48
+"""Characters of text that are shown before a token, and of it."""
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def screen_of_run(ranks: Mapping[int, Sequence[Report]], rank: int, report: Report) -> Iterator[str]:
-    """Yield the lines on a run: its verdict in one sentence, what that rests on, and how it has been before."""
+def screen_of_run(
+    ranks: Mapping[int, Sequence[Report]], rank: int, report: Report, decode: Decode | None = None
+) -> Iterator[str]:
+    """Yield the lines on a run: its verdict in one sentence, what that rests on, and how it has been before.
+
+    `decode` gives the text of token ids; None: ids are shown.
+    """
     where = f"step {report.step}" + (f", rank {rank} of {len(ranks)}" if len(ranks) > 1 else "")
     yield f"{where}: {printable(report.sentence)}"
     for number, cause in enumerate(report.causes):
@@ -47,17 +55,7 @@ def screen_of_run(ranks: Mapping[int, Sequence[Report]], rank: int, report: Repo
         yield from _histogram(report)
     if report.worst:
         yield ""
-        yield from table(
-            ("sequence", "position", "token", "rollout", "trainer", "Δ"),
-            [
-                (
-                    str(token.sequence), str(token.position), "" if token.id is None else str(token.id),
-                    f"{token.rollout:.3f}", f"{token.train:.3f}", f"{token.train - token.rollout:+.3f}",
-                )
-                for token in report.worst[:SHOWN]
-            ],
-            left=0,
-        )  # fmt: skip
+        yield from _worst(report, decode)
     if report.version_lag:
         yield f"  note: an engine samples with weights that are {report.version_lag} versions old"
     for note in report.notes:
@@ -148,8 +146,38 @@ def _measures(measures: PolicyMeasures, report: Report) -> Iterator[str]:
         yield f"  {label:<9}{text}"
 
 
+def _worst(report: Report, decode: Decode | None) -> Iterator[str]:
+    """Yield the tables of the sequences and tokens that differ most."""
+    if report.sequences:
+        yield from table(
+            ("sequence", "tokens", "mean |Δ|", "log ratio", "diverges at"),
+            [
+                (
+                    str(part.sequence), f"{part.tokens:,}", f"{part.mean_abs:.3g}", f"{part.log_ratio:+.3f}",
+                    "–" if part.first_diverging is None else str(part.first_diverging),
+                )
+                for part in report.sequences[:3]
+            ],
+            left=0,
+        )  # fmt: skip
+        yield ""
+    head = ("sequence", "position", "token", "rollout", "trainer", "Δ")
+    rows = [
+        (
+            str(token.sequence), str(token.position), "" if token.id is None else str(token.id),
+            f"{token.rollout:.3f}", f"{token.train:.3f}", f"{token.train - token.rollout:+.3f}",
+        )
+        for token in report.worst[:SHOWN]
+    ]  # fmt: skip
+    lines = list(table(head, rows, left=0))
+    if decode is not None:
+        texts = ["text", *(repr(text_at(token, decode)[-TEXT:])[1:-1] for token in report.worst[:SHOWN])]
+        lines = [f"{line}  {printable(text)}" for line, text in zip(lines, texts, strict=True)]
+    yield from lines
+
+
 def _weights(check: WeightCheck) -> Iterator[str]:
-    total = check.equal + len(check.differing) + len(check.missing)
+    total = check.equal + len(check.differing) + len(check.missing) + len(check.uncompared)
     engines = printable(", ".join(check.engines))
     yield f"  {'weights':<9}version {check.version}: {check.equal} of {total} tensors as sent, in {engines}"
     for each in check.differing[:SHOWN]:
@@ -159,6 +187,8 @@ def _weights(check: WeightCheck) -> Iterator[str]:
     rest = len(check.differing[SHOWN:]) + len(check.missing[SHOWN:])
     if rest:
         yield f"  {'':<9}and {rest} more"
+    if check.uncompared:
+        yield f"  {'':<9}quantised, and not compared (sent without dtype='float8'): {len(check.uncompared)} tensors"
     if check.unexpected:
         yield f"  {'':<9}not sent, and there: {printable(', '.join(check.unexpected[:3]))}"
 
