@@ -1,7 +1,8 @@
-"""A small GRPO loop whose engine is a process of its own: a Llama in bfloat16 with a cache of keys and values.
+"""A small GRPO loop whose engine is a process of its own: a model in bfloat16 with a cache of keys and values.
 
 The trainer has the same model in float32. The engine holds q, k, v and gate, up as one tensor each, as vLLM does; every
-fault that `trainermon.rl` names can be put in. Prompts are counted over, so that some come again.
+fault that `trainermon.rl` names can be put in. Prompts are counted over, so that some come again. Limits were chosen on
+Llamas and mixtures; `OTHER_FAMILIES` are models that none was chosen on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import log_softmax
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    DynamicCache,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from trainermon import rl
 
@@ -48,33 +59,45 @@ CASES = {
     "tokenized again": ([Fault("tokens differ")], "tokens differ"),
     "other context": ([Fault("other context")], "other context"),
     "stale cache": ([Fault("stale cache")], "stale cache"),
+    "activations in float8": ([Fault("coarse")], "numerics"),
     "one of four engines": ([Fault(), Fault(), Fault(temperature=1.2), Fault()], "one engine"),
 }
 """What is put into the engines, or into the trainer by the first of them, and the cause that is to be named."""
 MIXTURE_CASES = {"routing": ([Fault("routing")], "routing")}
+OTHER_FAMILIES = ("qwen", "neox")
+"""Qwen2: eight layers, biases, tied embeddings. GPT-NeoX: parallel residuals, layer norms, q, k, v in one by heads."""
 
 
-def new_model(seed: int = 0, *, mixture: bool = False) -> Any:
-    """Return a random model of four layers whose next tokens are neither certain nor alike."""
+def new_model(seed: int = 0, *, family: str = "llama") -> Any:
+    """Return a random model whose next tokens are neither certain nor alike."""
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": 199,
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 8 if family == "qwen" else 4,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "max_position_embeddings": 128,
     }
-    if mixture:
-        model = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=8, num_experts_per_tok=2))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    grouped = {**sizes, "num_key_value_heads": 2}
+    model: Any = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**grouped)),
+        "mixture": lambda: MixtralForCausalLM(MixtralConfig(**grouped, num_local_experts=8, num_experts_per_tok=2)),
+        "qwen": lambda: Qwen2ForCausalLM(Qwen2Config(**grouped, tie_word_embeddings=True)),
+        "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**sizes)),
+    }[family]()
+    last = output_layer(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.mul_(12.0 if "lm_head" in name else 4.0)
+                parameter.mul_(12.0 if name == last else 4.0)
     return model.eval()
+
+
+def output_layer(model: Any) -> str:
+    """Return the name of the parameter that gives logits."""
+    weight = model.get_output_embeddings().weight
+    return next(name for name, parameter in model.named_parameters() if parameter is weight)
 
 
 def experts_of(outcome: Any, sequences: int) -> torch.Tensor | None:
@@ -103,16 +126,25 @@ def _disturbed(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, 
     return (torch.where(chosen, torch.randn_like(hidden), hidden),)
 
 
+def _rounded(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return what a projection sees where activations are float8."""
+    return (inputs[0].to(torch.float8_e5m2).to(inputs[0].dtype),)
+
+
 class Engine:
     """Samples responses; runs in a process of its own, see `serve`."""
 
-    def reset(self, folder: str, name: str, fault: Fault, mixture: bool = False) -> None:
+    def reset(self, folder: str, name: str, fault: Fault, family: str) -> None:
         """Begin anew, with the weights of a new trainer."""
-        self.model = new_model(mixture=mixture).to(torch.bfloat16)
+        self.model = new_model(family=family).to(torch.bfloat16)
         self.watch = rl.Watch(folder, rank=1, name_map=rl.names.hf_to_vllm)
-        self.name, self.fault, self.mixture = name, fault, mixture
+        self.name, self.fault, self.mixture = name, fault, family == "mixture"
         self.caches: dict[bytes, Any] = {}
         self.loads = 0
+        if fault.name == "coarse":
+            for module in self.model.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.register_forward_pre_hook(_rounded)
         if fault.name == "routing":  # as routers in another precision, only far worse
             for module_name, module in self.model.named_modules():
                 if module_name.endswith("mlp.gate"):
@@ -124,14 +156,8 @@ class Engine:
         self.loads += 1
         mine = dict(self.model.named_parameters())
         for name in weights:
-            source = name
-            if self.loads > 1 and self._ignores(name):
-                continue
-            if self.fault.name == "swapped" and "k_proj" in name:
-                source = name.replace("k_proj", "v_proj")
-            elif self.fault.name == "swapped" and "v_proj" in name:
-                source = name.replace("v_proj", "k_proj")
-            mine[name].copy_(torch.from_numpy(weights[source]))
+            if self.loads == 1 or not self._ignores(name):
+                mine[name].copy_(torch.from_numpy(self._loaded(weights, name)))
         if self.fault.name != "stale cache":
             self.caches.clear()
         self.watch.received(engine_tensors(self.model), version=version, engine=self.name)
@@ -140,8 +166,18 @@ class Engine:
         return {
             "stale": True,
             "layer": ".layers.1." in name,
-            "lm_head": "lm_head" in name,
+            "lm_head": name == output_layer(self.model),
         }.get(self.fault.name, False)
+
+    def _loaded(self, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
+        """Return what is loaded as `name`: other weights where k and v are swapped."""
+        if self.fault.name != "swapped":
+            return weights[name]
+        if "query_key_value" in name:
+            by_head = weights[name].reshape(4, 3, 16, -1)
+            return by_head[:, [0, 2, 1]].reshape(weights[name].shape)
+        swapped = {".k_proj.": ".v_proj.", ".v_proj.": ".k_proj."}
+        return weights[next((name.replace(part, other) for part, other in swapped.items() if part in name), name)]
 
     @torch.no_grad()
     def generate(self, prompts: np.ndarray, seed: int) -> dict[str, np.ndarray]:
@@ -240,15 +276,22 @@ class Trainer:
     """The policy in float32, and its updates."""
 
     def __init__(
-        self, folder: Path, call: Call, faults: list[Fault], *, mixture: bool = False, rate: float = 1e-3, seed: int = 0
+        self,
+        folder: Path,
+        call: Call,
+        faults: list[Fault],
+        *,
+        family: str = "llama",
+        rate: float = 1e-3,
+        seed: int = 0,
     ) -> None:
-        self.fault, self.seed, self.mixture = faults[0], seed, mixture
-        self.model = new_model(seed, mixture=mixture)
+        self.fault, self.seed, self.mixture = faults[0], seed, family == "mixture"
+        self.model = new_model(seed, family=family)
         self.watch = rl.Watch(
             folder,
             rank=0,
             name_map=rl.names.hf_to_vllm,
-            is_mixture=mixture,
+            is_mixture=self.mixture,
             sampling=rl.Sampling(temperature=self.fault.temperature, top_p=self.fault.top_p),
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate)
@@ -256,7 +299,7 @@ class Trainer:
         self.prompts = self.random.integers(2, 199, (256, PROMPT))
         self.engines = [functools.partial(call, number) for number in range(len(faults))]
         for number, (engine, fault) in enumerate(zip(self.engines, faults, strict=True)):
-            engine("reset", str(folder), f"engine-{number}", fault, mixture)
+            engine("reset", str(folder), f"engine-{number}", fault, family)
 
     def sync(self, version: int) -> None:
         """Send the weights to every engine."""
