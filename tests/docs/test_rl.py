@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,9 @@ def folder(tmp_path_factory):
         (folder / f"{name}.log").write_text(f"  rollout_temperature ....... {value}\n")
     policy = new_policy()
     engine = LlamaForCausalLM(policy)
+    layer: Any = engine.model.layers[1]
     with torch.no_grad():
-        engine.model.layers[1].self_attn.o_proj.weight.mul_(1.25)
+        layer.self_attn.o_proj.weight.mul_(1.25)
     dump(folder / "trainer_dump", policy, **trained_batch())
     dump(folder / "engine_dump", engine, **prefill())
     save_file({"weight": np.ones((3, 2), np.float32)}, folder / "model.safetensors")
