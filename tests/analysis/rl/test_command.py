@@ -9,7 +9,7 @@ import torch
 from tests.rl.policies import Step
 from trainermon import rl
 from trainermon.cli import main
-from trainermon.rl.files import read_held, read_sent
+from trainermon.rl.files import read_held, read_reports, read_sent
 
 FAULTS = (None, None, "top_p", "other context")
 
@@ -51,6 +51,26 @@ def test_a_step_that_is_not_there_is_said(folder, capsys):
     assert main(["rl", "show", str(folder), "--step", "9"]) == 1
 
     assert "--step: found 9, expected one of 0 to 3" in capsys.readouterr().err
+
+
+def test_tokens_are_shown_as_text(folder, tmp_path, capsys):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({f"w{number}": number for number in range(250)}, unk_token="w0")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    html = tmp_path / "rl.html"
+
+    assert main(["rl", "show", str(folder), "--step", "3", "--tokenizer", str(tmp_path), "--html", str(html)]) == 0
+    assert main(["rl", "show", str(folder), "--tokenizer", str(tmp_path / "none")]) == 1
+
+    said = capsys.readouterr()
+    worst = read_reports(folder)[0][3].worst[0]
+    before = " ".join(f"w{number}" for number in worst.before)
+    assert f"  {before}[ w{worst.id}]"[-40:] in said.out
+    assert f"{before}[ w{worst.id}]" in html.read_text()
+    assert "is not there, expected a model's folder with tokenizer.json" in said.err
 
 
 def test_json_has_every_report_and_the_status_says_that_there_are_causes(folder, capsys):
