@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,21 @@ def test_axes_that_stay_apart_are_told(axis: str, tmp_path: Path) -> None:
 
     assert graph.comparison
     assert f"({axis} 0)" in graph.comparison.notes[-1]
+
+
+def test_a_database_has_the_whole_model_and_says_from_what(tmp_path: Path, capsys: Any) -> None:
+    target, golden = write_shared(tmp_path)
+    path = tmp_path / "whole.vis.db"
+
+    assert main(["graph", str(target), str(golden), "--level", "model", "-o", str(path)]) == 0
+
+    with closing(sqlite3.connect(path)) as database:
+        found = database.execute("SELECT node_name, parallel_merge_info, precision_index, data_source FROM tb_nodes")
+        rows = {(name, source): (info, precision) for name, info, precision, source in found}
+    info, _ = rows["Module.fc1.Linear.forward.0", "NPU"]
+    assert json.loads(info)[1] == "output.0 was put together from 2 parts, tp"
+    assert rows["Module.norm.LayerNorm.forward.0", "NPU"][1] == 1.0
+    assert {name for name, source in rows if source == "NPU"} == {name for name, source in rows if source == "Bench"}
+    capsys.readouterr()
+    main(["graph", str(path)])
+    assert "Module.norm.LayerNorm.forward.0" in capsys.readouterr().out

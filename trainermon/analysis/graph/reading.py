@@ -40,6 +40,7 @@ class DumpGraph(NamedTuple):
         rank: Likewise; of several ranks which whole it is.
         parts: The folders of the dumps that it was put together from; none: it is one.
         level: How far ranks were put together, see `levels.py`.
+        pair: Where both sides come from; None: it is judged alone.
     """
 
     label: str
@@ -51,6 +52,7 @@ class DumpGraph(NamedTuple):
     rank: int | None = None
     parts: tuple[Path, ...] = ()
     level: str = "each"
+    pair: PlacePair | None = None
 
     def stacks(self) -> Mapping[str, Sequence[str]]:
         """Return the lines that made each call of the target, by its key, innermost first; reads a dump's stack.json.
@@ -179,7 +181,9 @@ def _against(pair: PlacePair, options: CompareOptions, *, by_stack: bool) -> Dum
     tree = number_nodes(root)
     found, ours = judge_against(tree, comparison), pair.target
     parts = tuple(part.directory for part in ours.parts)
-    return DumpGraph(_label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank, parts)
+    return DumpGraph(
+        _label(ours), ours.directory, tree, found, comparison, ours.step, ours.rank, parts=parts, pair=pair
+    )
 
 
 def _trees(pair: PlacePair) -> tuple[GraphNode, GraphNode]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, pairs_of
 from trainermon.analysis.compare.mappings import read_mappings
-from trainermon.analysis.compare.merging.joining import join_sides
+from trainermon.analysis.compare.merging.joining import join_sides, texts_between
 from trainermon.analysis.compare.merging.merge import read_sides
 from trainermon.cli import main
 from trainermon.core.errors import ConfigError
@@ -244,3 +247,10 @@ def test_a_wrong_rule_is_named(tmp_path, rule, said):
 
     with pytest.raises(ConfigError, match=f"rule 2.*{said}"):
         read_mappings(match=path)
+
+
+@given(st.lists(st.text("ab.", max_size=2), min_size=1, max_size=4), st.text("ab.", max_size=8))
+def test_wildcards_stand_for_what_they_do_in_a_regular_expression(parts, name):
+    match = re.fullmatch("(.*)".join(map(re.escape, parts)), name)
+
+    assert texts_between(parts, name) == (match and match.groups())

@@ -6,7 +6,6 @@ Decides which calls belong together, by the names in a mapping file. What become
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -101,15 +100,15 @@ class _JoinedSide:
 
     def named(self, patterns: Sequence[str]) -> dict[_Place, list[DumpCall]]:
         """Return the calls of modules that all of `patterns` name, by what they have in common."""
-        tests = [re.compile("(.*)".join(map(re.escape, pattern.split("*")))) for pattern in patterns]
+        tests = [pattern.split("*") for pattern in patterns]
         found: defaultdict[_Place, dict[int, DumpCall]] = defaultdict(dict)
         for call in self._rows.calls:
             if call.family != MODULE or call.key in self._joined_into:
                 continue
             for number, test in enumerate(tests):
-                match = test.fullmatch(call.name.rpartition(".")[0])
-                if match is not None:
-                    found[match.groups(), call.direction, call.number].setdefault(number, call)
+                texts = texts_between(test, call.name.rpartition(".")[0])
+                if texts is not None:
+                    found[texts, call.direction, call.number].setdefault(number, call)
         whole = {place: calls for place, calls in found.items() if len(calls) == len(tests)}
         return {place: [calls[number] for number in range(len(tests))] for place, calls in whole.items()}
 
@@ -193,3 +192,28 @@ def _key(calls: Sequence[DumpCall]) -> str:
     first = calls[0].key
     before, _, after = first.partition(".".join(paths[0]))
     return f"{before}{head}{{{names}}}{after}"
+
+
+def texts_between(parts: Sequence[str], name: str) -> tuple[str, ...] | None:
+    """Return what stands in `name` between `parts`, which it consists of otherwise; None: it does not.
+
+    The earlier a text, the longer it is, as those of a regular expression `a(.*)b(.*)c`; which can take hours, however.
+
+    >>> texts_between(["layers.", ".", ""], "layers.3.mlp.fc"), texts_between(["a", "b"], "ac")
+    (('3.mlp', 'fc'), None)
+    """
+    first, *others = parts
+    if not others:
+        return () if name == first else None
+    *inner, last = others
+    begin, end = len(first), len(name) - len(last)
+    if begin > end or not name.startswith(first) or not name.endswith(last):
+        return None
+    found = []
+    for part in reversed(inner):
+        place = name.rfind(part, begin, end)
+        if place < 0:
+            return None
+        found.append(name[place + len(part) : end])
+        end = place
+    return (name[begin:end], *reversed(found))

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.items import read_rows
+from trainermon.analysis.compare.items import DumpRow, DumpRows, read_rows
+from trainermon.analysis.compare.merging.merge import read_sides
 from trainermon.analysis.graph.calls import partner_key, read_calls
 from trainermon.analysis.graph.database import schema
 from trainermon.analysis.graph.database.tensors import Texts, compared_texts, plain_texts
 from trainermon.analysis.graph.findings import NodeVerdict
+from trainermon.analysis.graph.merged import calls_of_rows
 from trainermon.analysis.graph.overflow import OverflowLevel, level_of
-from trainermon.analysis.graph.reading import DumpGraph
+from trainermon.analysis.graph.reading import WHOLE_MODEL, DumpGraph
 from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide, build_tree, number_nodes
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.records import FORWARD, PARAMETERS_GRAD
@@ -45,6 +47,7 @@ class _Side(NamedTuple):
         precision: Precision index by the key of a call.
         links: Way to the counterpart by the key of a call.
         texts: Returns what a call took and gave.
+        rows: What of it may be put together from several ranks, by the key of a call.
         stacks: Lines that made a call, by its key.
     """
 
@@ -55,6 +58,7 @@ class _Side(NamedTuple):
     precision: Mapping[str, float]
     links: Mapping[str, list[str]]
     texts: Callable[[str], Texts]
+    rows: Mapping[str, Sequence[DumpRow]]
     stacks: Mapping[str, Sequence[str]]
 
 
@@ -116,9 +120,9 @@ def _sides(graph: DumpGraph) -> Iterator[_Side]:
     if comparison is None:
         rows = read_rows(graph.directory)
         items = {call.key: call.items for call in rows.calls}
-        yield _Side(schema.TARGET, *place, graph.tree, {}, {}, partial(_of_key, plain_texts, items), rows.stacks)
+        yield _Side(schema.TARGET, *place, graph.tree, {}, {}, partial(_of_key, plain_texts, items), {}, rows.stacks)
         return
-    golden = number_nodes(build_tree(*read_calls(comparison.golden)))
+    theirs_rows, golden = _golden(graph)
     pairs = [
         (ours, theirs)
         for one in comparison.calls
@@ -134,11 +138,22 @@ def _sides(graph: DumpGraph) -> Iterator[_Side]:
         for key in comparison.members_of(call.target.key)
     }
     precision, compared = _precision(graph, links), partial(_of_key, compared_texts, results)
-    yield _Side(schema.TARGET, *place, graph.tree, precision, links, compared, comparison.stacks)
+    own = {key: [row.target for row in rows if row.target is not None] for key, rows in results.items()}
+    yield _Side(schema.TARGET, *place, graph.tree, precision, links, compared, own, comparison.stacks)
     links = {theirs: ways[ours] for ours, theirs in pairs}
-    rows = read_rows(comparison.golden)
-    items = {call.key: call.items for call in rows.calls}
-    yield _Side(schema.GOLDEN, *place, golden, {}, links, partial(_of_key, plain_texts, items), rows.stacks)
+    items = {call.key: call.items for call in theirs_rows.calls}
+    plain = partial(_of_key, plain_texts, items)
+    yield _Side(schema.GOLDEN, *place, golden, {}, links, plain, items, theirs_rows.stacks)
+
+
+def _golden(graph: DumpGraph) -> tuple[DumpRows, GraphTree]:
+    """Return the rows and the tree of the golden side, put together as it was for the comparison."""
+    assert graph.pair is not None
+    if any(place.parts for place in graph.pair):
+        _, rows, _ = read_sides(graph.pair.target, graph.pair.golden)
+        return rows, number_nodes(build_tree(calls_of_rows(rows), WHOLE_MODEL))
+    directory = graph.pair.golden.directory
+    return read_rows(directory), number_nodes(build_tree(*read_calls(directory)))
 
 
 def _members(comparison: Comparison, target: str, golden: str) -> Iterator[tuple[str, str]]:
@@ -202,7 +217,7 @@ def _rows(side: _Side, stacks: dict[str, str], *, overflow: bool) -> Iterator[tu
             micro_step,
             json.dumps(link),
             stacks.setdefault(stack, f"{graph}_{len(stacks)}"),
-            "",
+            _merge_info(side.rows.get(name, ())),
             "{}",
             0,
             json.dumps(inputs),
@@ -213,6 +228,12 @@ def _rows(side: _Side, stacks: dict[str, str], *, overflow: bool) -> Iterator[tu
             side.rank,
             int(node.kind is GraphKind.COLLECTIVE),
         )
+
+
+def _merge_info(rows: Sequence[DumpRow]) -> str:
+    """Return from what ranks rows were put together, a line each; "" if they are one rank's."""
+    merged = [f"{row.place} was put together from {row.merged}" for row in rows if row.merged]
+    return json.dumps(merged) if merged else ""
 
 
 def _below(tree: GraphTree) -> dict[str, list[str]]:
