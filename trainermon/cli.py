@@ -20,6 +20,7 @@ COMMANDS = {
         "run a training command with an agent, and wait until every record is stored",
     ),
     "query": ("trainermon.exporters.store.query", "query a run's statistics with SQL, during or after the run"),
+    "serve": ("trainermon.agent.runs.command", "show the runs of a folder in the browser: list, pages, comparison"),
     "diagnose": ("trainermon.analysis.diagnosis.command", "find the first bad module of a step, and explain it"),
     "replay": ("trainermon.analysis.diagnosis.replay_command", "re-run a step that was saved to disk, in this process"),
     "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),

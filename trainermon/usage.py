@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 OVERVIEW = """\
 where to begin:
-  is a training going well?      the page that its log names, or trainermon query
+  is a training going well?      the page that its log names, trainermon serve, or trainermon query
   a loss is NaN, or jumps        trainermon diagnose
   two runs should be equal       trainermon compare, graph, source, env compare, checkpoint compare
   a device computes wrongly?     trainermon check
@@ -27,6 +27,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("trainermon query run", "list the tables, their columns, and example queries"),
         ("trainermon query run 'SELECT step, loss FROM steps ORDER BY step'", "any SQL"),
         ("trainermon query run 'FROM alerts' --format csv", "for another program"),
+    ),
+    "serve": (
+        ("trainermon serve", "all runs of $TRAINERMON_OUTPUT or ./trainermon_output, in the browser"),
+        ("trainermon serve /data/runs run --open", "a folder of runs and one more, opened at once"),
     ),
     "diagnose": (
         ("trainermon diagnose run", "the first bad module of the first bad step"),

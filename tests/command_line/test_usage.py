@@ -19,7 +19,7 @@ from trainermon.rl import StageRecorder
 
 DUMPS = Path(__file__).parents[1] / "analysis/compare/recorded"
 LINES = [line for examples in usage.EXAMPLES.values() for line, _ in examples]
-NEED_MORE = {"replay", "restore", "dashboards push", "node", "agent", "controller"}
+NEED_MORE = {"replay", "restore", "dashboards push", "node", "agent", "controller", "serve"}
 """A kept step, a killed process, Grafana; what runs until it is told to end. Each has tests of its own."""
 EXPECTED = {
     "trainermon compare dump golden --exit-code": 3,

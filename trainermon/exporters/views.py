@@ -12,7 +12,7 @@ import collections
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,15 @@ class RunHistory:
     All methods belong to one thread. A step is complete when every rank that has begun and not ended is past it; until
     then it is shown as far as it is known. When a new attempt begins, what the former ones recorded from its first step
     on is forgotten. Series beyond 4 000 for each MiB of `max_bytes` / 3 are not shown.
+
+    Args:
+        max_bytes: Memory for the heat maps.
+        order: Gives the place of a series in model order; None: the place in the rank's table, which a journal has in
+            that order.
     """
 
-    def __init__(self, *, max_bytes: int = 48 << 20) -> None:
+    def __init__(self, *, max_bytes: int = 48 << 20, order: Callable[[Header, SeriesKey], int] | None = None) -> None:
+        self._order = order
         self._heat = HeatMaps(max_bytes=max_bytes)
         self._lines = StepGrid(max_columns=_LINE_CELLS)  # a row for each of LINES
         self._ranks = {quantity: StepGrid(max_cells=1 << 16) for quantity in RANK_QUANTITIES}
@@ -268,7 +274,9 @@ class RunHistory:
         if table is None or table.header is not header or len(table.rows) != len(keys):
             self._rank_rows.setdefault(rank, len(self._rank_rows))
             table = self._tables[rank] = series_table(
-                header, keys, lambda key, place: self._heat.row(header, key, place)
+                header,
+                keys,
+                lambda key, place: self._heat.row(header, key, self._order(header, key) if self._order else place),
             )
         return table
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainermon.agent.alert_page import PlainAlerts
-from trainermon.agent.alerting import AlertBook
 from trainermon.agent.hang.report import FOLDER as REPORTS
 from trainermon.agent.hang.report import RULES as REPORTED
 from trainermon.agent.hang.report import report_name
 from trainermon.agent.orders.dumps import MAX_REPORT_BYTES, DumpKey, RunDumps
 from trainermon.agent.place import AgentPlace
+from trainermon.core.values import Alert
 
 READ_TIMEOUT_S = 10.0
+
+
+class KnownAlerts(Protocol):
+    """The alerts of a node."""
+
+    @property
+    def latest(self) -> Mapping[str, Alert]:
+        """By id, the last state of each alert."""
 
 
 class RunFindings:
@@ -30,7 +39,7 @@ class RunFindings:
     """
 
     def __init__(
-        self, place: AgentPlace, *, alerts: AlertBook, dumps: RunDumps, plain: PlainAlerts, executor: Executor
+        self, place: AgentPlace, *, alerts: KnownAlerts, dumps: RunDumps, plain: PlainAlerts, executor: Executor
     ) -> None:
         self._place = place
         self._alerts = alerts

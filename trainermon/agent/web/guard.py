@@ -40,7 +40,7 @@ KEPT_REQUESTS = 32
 """So many requests are under way at once: altogether, from one address; beyond that, with the token or as a probe."""
 
 ANSWER_LIMIT_S = 60.0
-STREAMS = frozenset({"/events"})
+STREAM = "/events"  # at the end of a path: of this page, or of one below it
 READING_METHODS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a kubelet has no credentials
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -163,7 +163,7 @@ class RequestGuard:
             await _answer(send, refusal)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit_s = None if scope["path"] in STREAMS else ANSWER_LIMIT_S
+        limit_s = None if scope["path"].endswith(STREAM) else ANSWER_LIMIT_S
         try:
             await asyncio.wait_for(self._inner(scope, receive, send), limit_s)
         except asyncio.TimeoutError:

@@ -87,7 +87,7 @@ class RunOverview:
         offered = self._history.heatmaps()
         for entry in offered:
             kind = entry["kind"]
-            if kind not in self._shown and _has_values(self._history.heatmap(kind, entry["statistics"][0], 1)):
+            if kind not in self._shown and has_values(self._history.heatmap(kind, entry["statistics"][0], 1)):
                 self._shown.add(kind)
         return [entry for entry in offered if entry["kind"] in self._shown]
 
@@ -102,7 +102,7 @@ class RunOverview:
         return [
             {
                 "rank": state.rank,
-                "place": _place(headers[state.rank].coordinates) if state.rank in headers else {},
+                "place": place_of(headers[state.rank].coordinates) if state.rank in headers else {},
                 "alive": state.alive,
                 "step": state.step,
                 "phase": state.phase.name.lower(),
@@ -112,11 +112,12 @@ class RunOverview:
         ]
 
 
-def _place(coordinates: Coordinates) -> dict[str, int]:
+def place_of(coordinates: Coordinates) -> dict[str, int]:
     """Return where a rank stands on each axis that the job is split over."""
     return {axis: getattr(coordinates, axis) for axis in AXES if getattr(coordinates, f"{axis}_size") > 1}
 
 
-def _has_values(heatmap: bytes) -> bool:
+def has_values(heatmap: bytes) -> bool:
+    """Return whether a heat map, as the page gets it, has any cell with a value."""
     start = 4 + int.from_bytes(heatmap[:4], "little")
     return not bool(np.isnan(np.frombuffer(heatmap, "<f4", offset=start)).all())

@@ -308,6 +308,7 @@ class MonitorConfig(OutputConfig):
         output_dir: Folder that holds one folder per run, a cluster file system is fine; without it TRAINERMON_OUTPUT,
             MONITOR_OUTPUT_DIR or `trainermon_output`.
         run_id: Name of the run; without it TRAINERMON_RUN_ID, the scheduler's job id, or one made by rank 0.
+        tags: Words by which `trainermon serve` finds the run again; they are kept in `run.json`.
         spool_dir: Node-local folder for journals and unsent dumps, instead of TRAINERMON_SPOOL or the usual one: in
             /dev/shm where that has 8 GiB, else in /var/tmp.
         spool_mb: Most MiB of journal that this rank keeps on the node; in /dev/shm at most its share of a sixteenth.
@@ -351,6 +352,7 @@ class MonitorConfig(OutputConfig):
     dynamic_on: bool = False
     output_dir: str | None = None
     run_id: str | None = None
+    tags: tuple[str, ...] = ()
     spool_dir: str | None = None
     spool_mb: float = 512.0
     rules: str | None = None

@@ -29,7 +29,9 @@ export function showRun(run) {
   const started = !run.started_s ? null : `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
   const attempt = run.attempt > 1 ? `attempt ${run.attempt}` : null;
   const facts = [model, `host ${run.host}`, attempt, started].filter(Boolean);
-  byId("run-facts").replaceChildren(...facts.map((text) => el("span", {}, text)), outputPath(run.output));
+  const others = run.stored ? el("a", { href: "../../" }, "← All runs") : "";
+  const leftOut = run.left_out ? el("span", { cls: "bad" }, run.left_out) : "";
+  byId("run-facts").replaceChildren(others, ...facts.map((text) => el("span", {}, text)), outputPath(run.output), leftOut);
   showFooter(run);
 }
 
@@ -55,7 +57,7 @@ function showFooter(run) {
   const skipped = run.skipped_records ? `${formatStep(run.skipped_records)} records skipped because the disk was too slow` : null;
   byId("footer").replaceChildren(
     ...[`trainermon ${run.version ?? ""}`.trim(), stored, skipped].filter(Boolean).map((text) => el("span", {}, text)),
-    el("a", { href: "metrics" }, "metrics"),
+    run.stored ? "" : el("a", { href: "metrics" }, "metrics"),
     el("code", {}, `trainermon query ${run.output} "SELECT …"`),
   );
 }

@@ -27,7 +27,7 @@ export function principal(alerts) {
  * @returns {Assessment}
  */
 export function assess({ run, alerts, step, verdict, lost }) {
-  const finished = run.state === "finished";
+  const finished = ["finished", "empty"].includes(run.state);
   const first = principal(alerts);
   if (first) return unhealthy(first, alerts, verdict);
   const gone = run.state === "running" ? run.ranks.filter((rank) => !rank.alive) : [];
@@ -42,6 +42,7 @@ export function assess({ run, alerts, step, verdict, lost }) {
   }
   const details = [history(run, alerts)];
   if (finished) return { tone: "good", headline: `Finished healthy at step ${formatStep(step)}`, details };
+  if (run.state === "silent") return { tone: "warn", headline: `Silent since step ${formatStep(step)}`, details: ["Its agent has not ended, and stores nothing any more: it was killed, or its node is gone.", ...details] };
   if (lost) return { tone: "warn", headline: "The agent does not answer", details: [`Training was healthy up to step ${formatStep(step)}.`] };
   return { tone: "good", headline: "Training is healthy", details };
 }

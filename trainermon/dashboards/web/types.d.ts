@@ -115,6 +115,9 @@ export interface Run extends StepFigures {
   diagnosis_pages?: boolean;
   heatmaps: HeatMapOffer[];
   rank_quantities?: string[];
+  /** Answered from files by `trainermon serve`, and what of them cannot be read. */
+  stored?: boolean;
+  left_out?: string | null;
 }
 
 export interface Columns {

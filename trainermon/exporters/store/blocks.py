@@ -80,9 +80,14 @@ def read_rows(path: Path) -> None:
         raise unreadable(path, error) from error
 
 
-def read_segment_blocks(path: Path, metadata: SegmentMetadata) -> Iterator[tuple[Header, StatBlock]]:
-    """Yield the blocks of one segment by attempt, step and rank; headers and errors as for `read_blocks`."""
-    series, columns = _read_segment(path)
+def read_segment_blocks(
+    path: Path, metadata: SegmentMetadata, *, where: str = "true"
+) -> Iterator[tuple[Header, StatBlock]]:
+    """Yield the blocks of one segment by attempt, step and rank; headers and errors as for `read_blocks`.
+
+    `where` is an SQL condition on its columns: of the others, rows and series are left out.
+    """
+    series, columns = _read_segment(path, where)
     order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
     places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])
     values = np.stack([columns[name][order] for name in STATISTICS])
@@ -103,7 +108,7 @@ def read_segment_blocks(path: Path, metadata: SegmentMetadata) -> Iterator[tuple
         )
 
 
-def _read_segment(path: Path) -> tuple[list[tuple[SeriesKey, Placement]], dict[str, npt.NDArray[Any]]]:
+def _read_segment(path: Path, where: str) -> tuple[list[tuple[SeriesKey, Placement]], dict[str, npt.NDArray[Any]]]:
     """Return all series of the segment, and its rows as columns, whose `id` counts the series."""
     import duckdb
 
@@ -111,7 +116,7 @@ def _read_segment(path: Path) -> tuple[list[tuple[SeriesKey, Placement]], dict[s
     same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
     try:
         with connect() as connection:
-            series = _read_series(connection, path)
+            series = _read_series(connection, path, where)
             rows = connection.execute(
                 f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
             )
@@ -120,12 +125,12 @@ def _read_segment(path: Path) -> tuple[list[tuple[SeriesKey, Placement]], dict[s
         raise StoreError(f"{path}: the segment cannot be read: {error}") from error
 
 
-def _read_series(connection: duckdb.DuckDBPyConnection, path: Path) -> list[tuple[SeriesKey, Placement]]:
+def _read_series(connection: duckdb.DuckDBPyConnection, path: Path, where: str) -> list[tuple[SeriesKey, Placement]]:
     """Create the table `series` of all series in the segment, and return them in order of their ids."""
     columns = ", ".join(SERIES_COLUMNS)
     connection.execute(
         "CREATE TABLE series AS SELECT row_number() OVER () - 1 AS id, *"
-        f" FROM (SELECT DISTINCT {columns} FROM {scan([path])})"
+        f" FROM (SELECT DISTINCT {columns} FROM {scan([path])} WHERE {where})"
     )
     rows = connection.execute(f"SELECT {columns} FROM series ORDER BY id").fetchall()
     return [

@@ -124,10 +124,10 @@ def find_run(run: str | None, root: Path | None = None) -> Path:
     root = output_root() if root is None else root
     if run is not None:
         for path in (Path(run), root / run):
-            if _is_run(path):
+            if is_run(path):
                 return path
         raise QueryError(f"no run {run!r}: neither it nor {root / run} is a run directory (one has run.json or nodes/)")
-    runs = [path for path in root.glob("*") if _is_run(path)]
+    runs = [path for path in root.glob("*") if is_run(path)]
     if not runs:
         raise QueryError(f"no run under {root.absolute()}; give the run directory")
     return max(runs, key=lambda path: path.stat().st_mtime)
@@ -224,7 +224,8 @@ def _hint(run_dir: Path, message: str) -> str:
     return line
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Return whether `path` is the directory of a run."""
     return (path / "run.json").is_file() or (path / "nodes").is_dir()
 
 

@@ -37,23 +37,27 @@ def _norm(rows: str) -> str:
 
 _LOSS = f"sum(sum) FILTER ({_IS_LOSS}) / nullif(sum(finite) FILTER ({_IS_LOSS}), 0)"
 
+# What a step is over all ranks: from few of the rows.
+TOLD = f"""
+    SELECT
+        attempt,
+        step,
+        {_unless_nonfinite(_IS_LOSS, _LOSS)} AS loss,
+        {_norm(_IS_COUNTED_GRAD)} AS grad_norm,
+        max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s,
+        max(time_s) AS told_s
+    FROM stats
+    WHERE {_IS_LOSS} OR {_IS_DURATION} OR {_IS_COUNTED_GRAD}
+    GROUP BY attempt, step
+"""
+
 # All rows say which ranks there were, few say the rest: apart they take half the time.
 STEPS = f"""
     WITH present AS (
         SELECT attempt, step, max(num_steps) AS num_steps, max(time_s) AS time_s, count(*) AS num_ranks
         FROM (SELECT attempt, step, rank, max(num_steps) AS num_steps, max(time_s) AS time_s FROM stats GROUP BY ALL)
         GROUP BY attempt, step
-    ), told AS (
-        SELECT
-            attempt,
-            step,
-            {_unless_nonfinite(_IS_LOSS, _LOSS)} AS loss,
-            {_norm(_IS_COUNTED_GRAD)} AS grad_norm,
-            max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s
-        FROM stats
-        WHERE {_IS_LOSS} OR {_IS_DURATION} OR {_IS_COUNTED_GRAD}
-        GROUP BY attempt, step
-    )
+    ), told AS (SELECT * EXCLUDE (told_s) FROM ({TOLD}))
     FROM present LEFT JOIN told USING (attempt, step) ORDER BY attempt, step
 """
 

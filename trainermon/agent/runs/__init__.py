@@ -1,0 +1,1 @@
+"""The runs of folders, living and finished, from their files: `trainermon serve`."""

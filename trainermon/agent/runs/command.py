@@ -1,0 +1,90 @@
+"""`trainermon serve`: from the command line to a page of runs that is served until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+import webbrowser
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainermon.core.errors import ConfigError
+from trainermon.core.topology import OUTPUT_ROOT, output_root
+
+SUMMARY = "show the runs of a folder in the browser: list, pages, comparison"
+PORT = 9463
+THREADS = 4
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `trainermon serve`."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="DIR|RUN",
+        help=f"folders of runs, or runs (default: $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT})",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, help=f"port to listen on (default: {PORT}, or a free one if it is taken)")
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="a further name it may be asked for under"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Serve the runs of folders until SIGTERM or SIGINT; return 0.
+
+    Raises:
+        ConfigError: A folder does not exist, or the port cannot be listened on.
+    """
+    opened = [path.absolute() for path in args.paths] or [output_root().absolute()]
+    for path in opened:
+        if not path.is_dir():
+            raise ConfigError(f"{path} is no folder: give a folder of runs, or the directory of a run")
+    logging.basicConfig(level=logging.WARNING, format="trainermon: %(message)s", stream=sys.stderr)
+    logging.getLogger("trainermon").setLevel(logging.INFO)
+    asyncio.run(_serve(opened, args))
+    return 0
+
+
+async def _serve(opened: Sequence[Path], args: argparse.Namespace) -> None:
+    from trainermon.agent.lifecycle.open_files import LoopFaults
+    from trainermon.agent.runs.http import RunDesk, build_application
+    from trainermon.agent.runs.run_list import RunList
+    from trainermon.agent.web.access import AccessSettings, open_access
+    from trainermon.agent.web.server import WebServer, certificate_of
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(LoopFaults())
+    access = AccessSettings().completed()
+    gate = open_access(access, own_token=secrets.token_urlsafe(32))  # nothing can be ordered here
+    executor = ThreadPoolExecutor(THREADS, "trainermon-serve")
+    desk = RunDesk(RunList(opened), executor)
+    application = build_application(desk, access=gate, hosts=tuple(args.allowed_host))
+    port = PORT if args.port is None else args.port
+    try:
+        server = WebServer(
+            application, host=args.host, port=port, certificate=certificate_of(access), insists=args.port is not None
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot serve on {args.host} port {port}: {error}") from error
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await desk.look()
+    _log.info("%d runs of %s: %s", len(desk.runs.facts), ", ".join(map(str, opened)), server.url)
+    if args.open:
+        webbrowser.open(server.url)
+    await stopping.wait()
+    await desk.close()
+    await server.close()
+    executor.shutdown(wait=False, cancel_futures=True)
