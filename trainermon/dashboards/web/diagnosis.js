@@ -5,6 +5,7 @@ import { getJson, graphAddress, number } from "./api.js";
 import { el } from "./dom.js";
 import { formatCount, formatSpans, formatStep, formatValue } from "./scales.js";
 import { table } from "./tables.js";
+import { isKind, kindText } from "./words.js";
 
 /** @import { ChainLink, Content, Numeric, RankFinding, Report, Run, TensorFacts } from "./types.js" */
 
@@ -37,7 +38,7 @@ export async function showDiagnosis(main, { dump, attempt, step, run }) {
   main.replaceChildren(back(), el("p", { cls: "empty" }, "Reading the dump…"));
   try {
     const report = /** @type {Report} */ (await getJson(`api/diagnosis/${dump}/${attempt}/${step}`));
-    main.replaceChildren(back(), graph, ...article(report));
+    main.replaceChildren(el("nav", { cls: "ways" }, back(), graph), ...article(report));
     run.then(({ diagnosis_pages: has }) => has && graph.after(whole), () => {});
   } catch (error) {
     main.replaceChildren(back(), el("section", { cls: "panel" },
@@ -210,6 +211,15 @@ function levels({ levels: found = [] }) {
     el("div", { cls: "scroll" }, table("level-table cards", ["Level", "Answer", "Because", "By"], rows)));
 }
 
+/**
+ * "grad_reduced h.0.weight" is how files name a series.
+ * @param {string} place
+ */
+function placeOf(place) {
+  const [kind, name] = [place.slice(0, place.indexOf(" ")), place.slice(place.indexOf(" ") + 1)];
+  return isKind(kind) ? [el("code", {}, name), " ", el("span", { cls: "hint" }, kindText(kind))] : [el("code", {}, place)];
+}
+
 /** @param {Record<string, Numeric>} values */
 const numbersText = (values) => Object.entries(values).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${formatValue(number(value))}`).join(", ") || "–";
 
@@ -217,7 +227,7 @@ const numbersText = (values) => Object.entries(values).filter(([, value]) => val
 function contrasts({ contrasts: found = [], reference }) {
   if (!found.length) return null;
   const rows = found.slice(0, MOST_CONTRASTS).map(({ rank, place, value, usual, relative }) => el("tr", {},
-    el("td", { cls: "where" }, el("code", {}, place)), el("td", { cls: "num" }, rank === null ? "–" : String(rank)),
+    el("td", { cls: "where" }, placeOf(place)), el("td", { cls: "num" }, rank === null ? "–" : String(rank)),
     el("td", { cls: "where" }, numbersText(value)), el("td", { cls: "where" }, numbersText(usual)), el("td", { cls: "num" }, formatValue(number(relative), 2))));
   return el("section", { cls: "panel" }, el("h2", {}, "Beside what it should be"),
     el("div", { cls: "scroll" }, table("contrast-table cards", ["Place", "Rank", "Here", reference ? "Reference" : "Usual", "Apart by"], rows)));

@@ -23,6 +23,9 @@ export const QUANTITIES = {
 };
 
 /** @param {string} name */
+export const isKind = (name) => Object.hasOwn(KINDS, name);
+
+/** @param {string} name */
 const spaced = (name) => name.replaceAll("_", " ");
 
 /**
