@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from tests.exporters.recorded_run import BAD_STEP, FEATURE, GRADIENTS, commit, tensors_of
+from tests.exporters.runs import block_of, header_of
 from trainermon.core.derived import DERIVED
 from trainermon.core.errors import QueryError, StoreError
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
 from trainermon.exporters.store.query import run_query
+from trainermon.exporters.store.store import SegmentWriter
 
 NUM_STEPS = 12
 RANKS = (0, 1)
@@ -116,6 +119,24 @@ def test_the_table_has_every_digit_of_the_store(run_dir: Path) -> None:
     for row, expected in zip(table, truth, strict=True):
         assert (int(row["step"]), int(row["rank"])) == expected[:2]
         assert [float(row[name]) for name in names] == [float(value) for value in expected[2:]]
+
+
+def test_where_nothing_is_finite_the_table_has_no_value(tmp_path: Path) -> None:
+    segments = tmp_path / "nodes" / "host-a" / "segments"
+    segments.mkdir(parents=True)
+    key = SeriesKey(Kind.GRAD_REDUCED, "w")
+    writer = SegmentWriter(segments)
+    writer.add(header_of(0), [key], block_of({key: np.full(4, np.nan)}, [key], step=3))
+    writer.seal({}).write()
+
+    query = CurveQuery(heat_map="grad_reduced", row="w", statistic="absmax")
+    (row,) = csv.DictReader(io.StringIO(read_table(tmp_path, query).decode()))
+    (line,) = read_curve(tmp_path, query).lines
+
+    assert [row[name] for name in ("step", "count", "nans", "nonfinite", "finite")] == ["3", "4", "4", "4", "0"]
+    assert {row[name] for name in ("min", "max", "absmax", "mean", "rms", "std")} == {""}
+    assert math.isnan(line.high[0])
+    assert line.nonfinite[0] == 4
 
 
 def test_a_row_that_there_is_not_is_an_error_that_says_so(run_dir: Path) -> None:

@@ -47,7 +47,9 @@ _VALUES: Mapping[str, str] = {
     **{name: name for name in STATISTICS},
     **SQL,
     "norm": "sqrt(sum_sq / num_steps)",  # a row that was merged over n steps holds the sum over them
-    "absmax": "greatest(-min, max)",
+    "absmax": "CASE WHEN isfinite(max) THEN greatest(-min, max) END",
+    "finite": f"({SQL['finite']})::BIGINT",
+    "nonfinite": f"({SQL['nonfinite']})::BIGINT",
 }
 
 

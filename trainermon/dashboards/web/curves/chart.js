@@ -172,18 +172,16 @@ export class CurveChart extends Track {
    */
   #paintEdges(context, box, line) {
     const wide = Math.max(2, this.x(line.stride, box) - this.x(0, box));
-    let labelled = -Infinity;
     for (let k = 0; k < line.steps.length; k++) {
       const x = this.#x(line, k, box);
       if (line.nonfinite[k]) {
         context.fillStyle = theme.nonfinite;
         context.fillRect(x - wide / 2, 0, wide, 4);
-        if (x - labelled > 12) {
+        if (!line.nonfinite[k - 1]) {
           context.beginPath();
           for (const [dx, y] of [[0, 0], [5, 6], [0, 12], [-5, 6]]) context.lineTo(x + dx, y);
           context.fill();
         }
-        labelled = x;
       }
       context.fillStyle = theme.lines[line.colour % theme.lines.length];
       if (look.clips && this.#isDrawn(line.high[k]) && this.#y(line.high[k]) < 0) context.fillRect(x - 1, 5, 2, 5);

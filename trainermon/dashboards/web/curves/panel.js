@@ -30,6 +30,7 @@ export class CurvePanel {
   #serial = 0;
   #timer = 0;
   #last = -Infinity;
+  #asked = "";
   /** @type {{lines: CurveLine[], problem: string}[]} */
   #answers = [];
 
@@ -40,7 +41,8 @@ export class CurvePanel {
     this.chips = el("ul", { cls: "chips", "aria-label": "Rows in this chart" });
     this.chart.header.after(this.chips);
     this.chart.root.hidden = true;
-    view.addEventListener("range", () => this.#soon(SETTLED_MS));
+    // The range grows with every step of a running run; what was asked for is another one only after a zoom.
+    view.addEventListener("range", () => String(view.zoomed) !== this.#asked && this.#soon(SETTLED_MS));
     this.follow();
   }
 
@@ -124,8 +126,7 @@ export class CurvePanel {
       if (this.byRank && this.rows.length === 1) swatch.hidden = true;
       const problem = this.#answers[place]?.problem;
       return el("li", { cls: "chip" }, swatch, el("code", { title: picked.row }, picked.row), el("span", { cls: "hint" }, kindText(picked.kind)),
-        problem ? el("span", { cls: "bad" }, problem) : null,
-        el("a", { href: tableAddress(picked, this.byRank, this.view.zoomed), download: `${fileName(picked.row)}.csv`, title: "All moments of the steps shown, as a table" }, "csv"),
+        problem ? el("span", { cls: "bad" }, problem) : el("a", { href: tableAddress(picked, this.byRank, this.view.zoomed), download: `${fileName(picked.row)}.csv`, title: "All moments of the steps shown, as a table" }, "csv"),
         el("button", { type: "button", cls: "link", "aria-label": `Take ${picked.row} out`, onclick: () => this.toggle(picked) }, "×"));
     }), ...legend);
   }
@@ -140,6 +141,7 @@ export class CurvePanel {
     const serial = ++this.#serial;
     this.#last = performance.now();
     const [rows, range] = [this.rows, this.view.zoomed];
+    this.#asked = String(range);
     const points = Math.max(100, Math.round(this.chart.box.width));
     const answers = await Promise.all(rows.map(async (picked, place) => {
       try {
@@ -156,7 +158,8 @@ export class CurvePanel {
     this.chart.show(lines);
     this.#chips();
     const stride = Math.max(1, ...lines.map((line) => line.stride));
-    const most = lines[0]?.numLines > lines.length / rows.length ? `, the first ${lines.length / rows.length} of ${lines[0].numLines} ranks` : "";
+    const cut = answers.find(({ lines: own }) => own.length && own[0].numLines > own.length)?.lines;
+    const most = cut ? `, the first ${cut.length} of ${formatStep(cut[0].numLines)} ranks` : "";
     const thinned = stride > 1 ? `, lowest to highest of ${formatStep(Math.ceil(stride))} steps at each point` : "";
     setText(this.chart.hint, `${STATISTICS[this.statistic] ?? this.statistic} of the finite elements${thinned}${most}`);
   }
