@@ -22,6 +22,7 @@ import trainermon
 from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.assembly import ALERTS_FILE
 from trainermon.agent.feed import EventFeed
+from trainermon.agent.orders.diagnosis_pages import DiagnosisPages
 from trainermon.agent.orders.dumps import DumpKey, RunDumps
 from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
 from trainermon.agent.place import AgentPlace
@@ -111,6 +112,7 @@ class StoredRun:
         self._steps: dict[int, int] = {}
         self._damaged: set[str] = set()
         self._dumps = RunDumps()
+        self._pages = DiagnosisPages(run_dir, self._dumps, executor=executor)
         self._graphs = DumpGraphs(run_dir, self._dumps, executor=executor)
         self._curves = StoredCurves(run_dir)
         self._rules = load_rules()
@@ -170,6 +172,7 @@ class StoredRun:
             "problem": None,
             "takes_orders": False,
             "stored": True,
+            "diagnosis_pages": True,
             "left_out": "; ".join([*sorted(self._damaged), *([facts.problem] if facts.problem else [])]) or None,
         }
 
@@ -218,6 +221,10 @@ class StoredRun:
     async def graph(self, key: DumpKey) -> GraphAnswer:
         """Return the graph's page with a dump, or what became of it; the first question has it built."""
         return await self._graphs.page(key)
+
+    async def diagnosis_page(self, key: DumpKey) -> bytes | None:
+        """Return the diagnosis of the dump `key` as a page with code, values and plots; None if there is none."""
+        return await self._pages.page(key) if self._lies_within(key.report) else None
 
     async def graph_detail(self, key: DumpKey, number: int) -> bytes | None:
         """Return the details of a node of that page."""

@@ -15,20 +15,15 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from trainermon.agent.orders.answers import AgentReport, OrderAnswer, OrderStatus
-from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.answers import json_answer, metrics_answer, refuse
 from trainermon.agent.web.guard import Application, RequestGuard
 from trainermon.agent.web.page import PAGE, PageInterface, add_page, add_reading
 from trainermon.core.errors import TrainermonError
-from trainermon.dashboards.headers import policy_of
 
 
 class NodeInterface(PageInterface, Protocol):
     """What the agent's web application asks of the agent; every method returns at once unless it is a coroutine."""
-
-    async def diagnosis_page(self, key: DumpKey) -> bytes | None:
-        """Return the diagnosis of a dump as a page of one file; None if there is none. Raises OSError."""
 
     def evidence(self) -> dict[str, Any]:
         """Return what is known of hung or dead ranks, for a controller that joins the nodes."""
@@ -111,7 +106,6 @@ def build_application(
     app.add_exception_handler(TrainermonError, refuse)
     add_page(app, PAGE)
     add_reading(app, node)
-    _add_diagnosis_page(app, node)
     _add_probe(app)
     _add_evidence(app, node)
     _add_metrics(app, node)
@@ -119,19 +113,6 @@ def build_application(
     if escalations is not None:
         _add_escalation(app, escalations)
     return RequestGuard(app, access=access, hosts=hosts)
-
-
-def _add_diagnosis_page(app: FastAPI, node: NodeInterface) -> None:
-    @app.get("/diagnosis/{identity}/{attempt}/{step}")
-    async def diagnosis_page(identity: str, attempt: int, step: int) -> Response:
-        try:
-            page = await node.diagnosis_page(DumpKey(identity, attempt, step))
-        except OSError as error:
-            raise HTTPException(503, f"the page cannot be shown: {error.strerror or error}") from None
-        if page is None:
-            raise HTTPException(404, "there is no diagnosis of this dump (yet)")
-        policy = {"content-security-policy": policy_of(page)}
-        return Response(page, media_type="text/html; charset=utf-8", headers=policy)
 
 
 def _add_probe(app: FastAPI) -> None:

@@ -11,10 +11,12 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import Response, StreamingResponse
 
 from trainermon.agent.feed import EventFeed
+from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.web.answers import json_answer
 from trainermon.agent.web.curves import CurveInterface, add_curves
 from trainermon.agent.web.graphs import GraphInterface, add_graphs
 from trainermon.agent.web.runbooks import add_runbooks
+from trainermon.dashboards.headers import policy_of
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # moved in Python 3.11 and gone from here in 3.14
@@ -61,6 +63,9 @@ class PageInterface(CurveInterface, GraphInterface, Protocol):
     async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
         """Return the diagnosis (JSON) of the dump with this id, attempt and step; None if there is none."""
 
+    async def diagnosis_page(self, key: DumpKey) -> bytes | None:
+        """Return the diagnosis of a dump as a page of one file; None if there is none. Raises OSError."""
+
     async def report(self, name: str) -> bytes | None:
         """Return the post-mortem `name` of a hang or crash as Markdown; None if there is none."""
 
@@ -88,6 +93,7 @@ def add_reading(app: FastAPI, node: PageInterface) -> None:
     """Answer what the page of a run asks for: data, curves, reports, graphs, runbooks and events."""
     _add_data(app, node)
     _add_findings(app, node)
+    _add_diagnosis_page(app, node)
     _add_events(app, node)
     add_curves(app, node)
     add_graphs(app, node)
@@ -134,6 +140,19 @@ def _add_findings(app: FastAPI, node: PageInterface) -> None:
         if text is None:
             raise HTTPException(404, "there is no such report (yet)")
         return Response(text, media_type="text/plain; charset=utf-8")
+
+
+def _add_diagnosis_page(app: FastAPI, node: PageInterface) -> None:
+    @app.get("/diagnosis/{identity}/{attempt}/{step}")
+    async def diagnosis_page(identity: str, attempt: int, step: int) -> Response:
+        try:
+            page = await node.diagnosis_page(DumpKey(identity, attempt, step))
+        except OSError as error:
+            raise HTTPException(503, f"the page cannot be shown: {error.strerror or error}") from None
+        if page is None:
+            raise HTTPException(404, "there is no diagnosis of this dump (yet)")
+        policy = {"content-security-policy": policy_of(page)}
+        return Response(page, media_type="text/html; charset=utf-8", headers=policy)
 
 
 def _add_events(app: FastAPI, node: PageInterface) -> None:
