@@ -92,6 +92,7 @@ def build_parser(commands: Collection[str]) -> argparse.ArgumentParser:
         formatter_class=usage.HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
+    manners.add_options(parser, is_command=False)
     subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for name, (module_name, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

@@ -128,6 +128,23 @@ def test_a_file_has_no_colour_unless_it_is_asked_for(variables, is_coloured, mon
     assert manners.has_colour(io.StringIO(), variables) == is_coloured
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("alerts RUN", ("auto", False, False)),
+        ("--color never -q alerts RUN", ("never", True, False)),
+        ("alerts RUN --color never -q", ("never", True, False)),
+        ("--color never -v alerts --color always RUN", ("always", False, True)),
+        ("--quiet run -- python train.py", ("auto", True, False)),
+        ("run --quiet -- python train.py", ("auto", True, False)),
+        ("run -- python train.py --quiet", ("auto", False, False)),
+    ],
+)
+def test_options_before_the_command_count_like_those_after_it(words, expected):
+    given = build_parser(("alerts", "run")).parse_args(words.split())
+    assert (given.color, given.quiet, given.verbose) == expected
+
+
 def test_every_command_takes_the_same_three_options():
     for leaf in leaves(build_parser(COMMANDS)):
         assert {"--color", "--quiet", "--verbose"} <= leaf._option_string_actions.keys(), leaf.prog

@@ -33,22 +33,29 @@ class TerminalManners:
 _manners = TerminalManners()  # of a process that uses the package as a library
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--color`, `--quiet` and `--verbose` to a command; one that it has itself is left as it is."""
+def add_options(parser: argparse.ArgumentParser, *, is_command: bool = True) -> None:
+    """Add `--color`, `--quiet` and `--verbose` to a command, or (`is_command` false) to the program, before its name.
+
+    One that a command has itself keeps its meaning. What is not given to a command is as it was given there.
+    """
     group = parser.add_argument_group("output")
     known = parser._option_string_actions  # argparse has no other way to ask
     group.add_argument(
         "--color",
         choices=(AUTO, ALWAYS, NEVER),
-        default=AUTO,
+        default=argparse.SUPPRESS if is_command else AUTO,
         help="colour what is printed; auto (default): in a terminal, unless NO_COLOR is set",
     )
     for words, text in (
         (("-q", "--quiet"), "no progress and no notes: only results and errors"),
         (("-v", "--verbose"), "say what is being done, and where an error was raised"),
     ):
-        if not known.keys() & set(words):
-            group.add_argument(*words, action="store_true", help=text)
+        default = argparse.SUPPRESS if is_command else False
+        own = [known[word] for word in words if word in known]
+        for action in own:
+            action.default = default
+        if not own:
+            group.add_argument(*words, action="store_true", default=default, help=text)
 
 
 def take(arguments: argparse.Namespace, *, shows_log: bool) -> None:
