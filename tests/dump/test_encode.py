@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import enum
 import json
 import math
 
@@ -172,3 +173,23 @@ def test_inference_tensors_are_taken_as_they_come():
     with torch.inference_mode():
         assert filled(torch.ones(2))["Norm"] == pytest.approx(math.sqrt(2))
     assert json.loads(tensor_form(torch.ones(2, requires_grad=True)).text())["requires_grad"] is True
+
+
+class _Name(str):
+    __slots__ = ()
+
+
+class _Count(enum.IntEnum):
+    ONE = 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 0, 1, -(10**30), 0.0, -0.0, 1.5, 1e300, math.nan, -math.inf),
+        *("", 'é"\\\n\x00\u2028', "\ud800", _Name("h.3"), _Count.ONE),
+        {"input": [1, True, {"a": None, "b": "c"}], "": []},
+    ],
+)
+def test_the_text_of_an_entry_is_that_of_the_standard_library(value):
+    assert json_text(value) == json.dumps(value)
