@@ -271,7 +271,7 @@ def undisturbed(models: Sequence[nn.Module], replayable: Replayable, given: Sequ
             undo.callback(ModuleAttributes(model, () if number else given).put_back)
             for buffer in clone_buffers(model):
                 undo.callback(buffer.put_back)
-            undo.callback(RandomState.current(accelerators(model)).put_back)
+            undo.callback(RandomState.current(accelerators(model), anew=True).put_back)
         undo.callback(replayable.generators())
         undo.enter_context(replayable.set_aside())
         yield
