@@ -45,9 +45,9 @@ def test_a_state_that_was_put_back_by_the_script_is_seen_when_asked_for_anew():
 
 
 def test_another_bit_generator_is_asked_as_it_is():
-    usual = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(3))
+    usual = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
     try:
         assert RandomState.current([]).numpy["bit_generator"] == "PCG64"
     finally:
-        np.random.set_bit_generator(usual)
+        np.random.set_bit_generator(usual)  # type: ignore[attr-defined]
