@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ _JSON = "json"
 _DIRECTIONS = {"": 0, FORWARD: 1, BACKWARD: 2}
 _RAW = -zlib.MAX_WBITS  # without a header and a checksum, so that pieces can stand one after the other
 _LEVEL = 6
+_MAX_KNOWN = 32
 
 
 class DrawnRank(NamedTuple):
@@ -261,8 +263,12 @@ def _packed(kind: str, count: int, raw: bytes) -> PackedColumn:
     return PackedColumn(kind, count, len(raw) + -len(raw) % _ALIGNMENT, digest, _deflated(raw))
 
 
+@lru_cache(maxsize=_MAX_KNOWN)
 def _deflated(raw: bytes) -> bytes:
-    """Return `raw`, padded, as a part of a deflate stream that neither needs what is before it nor ends the stream."""
+    """Return `raw`, padded, as a part of a deflate stream that neither needs what is before it nor ends the stream.
+
+    Ranks that are built alike have most of it in common: what was deflated last stays.
+    """
     packer = zlib.compressobj(_LEVEL, wbits=_RAW)
     return packer.compress(raw + bytes(-len(raw) % _ALIGNMENT)) + packer.flush(zlib.Z_FULL_FLUSH)
 
