@@ -1,11 +1,9 @@
-// The two heat maps with their choices, and how they are kept fresh: at most one request a second for each, ten times
-// less often than a request takes, and none for what nobody sees.
+// The two heat maps of a run with their choices: layers, and ranks.
 
-import { getGrid } from "./api.js";
-import { el, segmented, select, setText } from "./dom.js";
 import { keep, stated } from "./address.js";
 import { RowSearch } from "./curves/search.js";
-import { HeatMap } from "./heat/heatmap.js";
+import { el, segmented, select, setText } from "./dom.js";
+import { LivePanel } from "./heat/live.js";
 import { formatSeconds, formatStep, formatValue, STATISTICS } from "./scales.js";
 import { kindText, quantityText } from "./words.js";
 
@@ -13,8 +11,6 @@ import { kindText, quantityText } from "./words.js";
 
 const COLUMNS = 2000;
 const layerHeight = () => Math.round(Math.min(460, Math.max(240, innerHeight * 0.25)));
-const SHORTEST_MS = 1000;
-const SPARE = 10;
 
 /** @import { TrackOptions } from "./track.js" */
 /** @typedef {Pick<TrackOptions, "parent" | "view">} Place */
@@ -25,82 +21,6 @@ const SPARE = 10;
  */
 const RANK_MODES = { step_time: "peers", grad_norm: "log" };
 const RANKS_HAVE = ["step_time", "loss", "grad_norm", "lag"];
-
-class LivePanel {
-  #serial = 0;
-  #last = 0;
-  #cost = 0;
-  #timer = 0;
-  #visible = true;
-  #stale = false;
-
-  /** @param {TrackOptions & {mode: Mode, onRow?: (name: string) => void}} chart */
-  constructor(chart) {
-    this.map = new HeatMap({ ...chart, tip: (row, column) => this.tip(row, column) });
-  }
-
-  watch() {
-    /** @param {IntersectionObserverEntry[]} entries */
-    const seen = ([entry]) => ((this.#visible = entry.isIntersecting), this.#plan());
-    new IntersectionObserver(seen, { rootMargin: "200px" }).observe(this.map.root);
-    document.addEventListener("visibilitychange", () => this.#plan());
-  }
-
-  /** There is newer data: load it when it is worth it. */
-  touch() {
-    this.#stale = true;
-    this.#plan();
-  }
-
-  #plan() {
-    if (!this.#stale || this.#timer || !this.#visible || document.hidden) return;
-    const wait = Math.max(SHORTEST_MS, SPARE * this.#cost) - (performance.now() - this.#last);
-    this.#timer = setTimeout(() => this.#fire(), Math.max(0, wait));
-  }
-
-  #fire() {
-    this.#timer = 0;
-    // Loaded meanwhile for another reason, out of sight since, or an error that the next step will try again.
-    if (this.#stale && this.#visible && !document.hidden) this.load().catch(() => {});
-  }
-
-  /** Loads and shows the current choice; an answer that was overtaken by a newer choice is dropped. */
-  async load() {
-    const serial = ++this.#serial;
-    const begin = performance.now();
-    this.#stale = false;
-    this.#last = begin;
-    try {
-      const grid = await getGrid(this.address());
-      if (serial !== this.#serial) return;
-      this.map.show(grid);
-      this.shown();
-    } finally {
-      this.#cost = performance.now() - begin;
-    }
-  }
-
-  reload() {
-    this.load().catch((error) => setText(this.map.hint, error.message));
-  }
-
-  shown() {}
-
-  /** Where the grid of the current choice is. */
-  address() {
-    return "";
-  }
-
-  /**
-   * The tooltip's lines for a cell.
-   * @param {number} _row
-   * @param {number} _column
-   * @returns {string[]}
-   */
-  tip(_row, _column) {
-    return [];
-  }
-}
 
 export class LayerPanel extends LivePanel {
   offered = "";
@@ -257,6 +177,13 @@ export class RankPanel extends LivePanel {
       this.map.mode = RANK_MODES[quantity] ?? "linear";
       this.reload();
     };
+    // What the address names may come only with the run's answer.
+    const wanted = stated("quantity");
+    if (wanted && wanted !== this.quantity && quantities.includes(wanted)) {
+      this.quantity = wanted;
+      this.map.mode = RANK_MODES[wanted] ?? "linear";
+      this.touch();
+    }
     const options = quantities.map((name) => [name, quantityText(name)]);
     this.map.controls.replaceChildren(select("Quantity of the ranks", options, this.quantity, choose));
   }

@@ -1,7 +1,7 @@
 // One number of several runs, over one axis: steps, seconds since the start, or tokens.
 
 import { el, segmented, setText } from "../dom.js";
-import { axis, formatCount, formatMeasured, formatSeconds, formatStep, formatTick, linearTicks, lowerBound } from "../scales.js";
+import { axis, formatCount, formatMeasured, formatSeconds, formatStep, formatTicks, linearTicks, lowerBound } from "../scales.js";
 import { theme } from "../theme.js";
 import { Track } from "../track.js";
 import { StepView } from "../view.js";
@@ -172,12 +172,12 @@ export class OverlayChart extends Track {
     }
     context.textAlign = "right";
     const ticks = this.axis?.ticks(Math.max(2, Math.floor(this.height / 28))) ?? [];
-    const largest = Math.max(...ticks.map(Math.abs));
-    for (const tick of ticks) {
+    const texts = formatTicks(ticks);
+    for (const [k, tick] of ticks.entries()) {
       const y = Math.round(this.y(tick)) + 0.5;
       if (y < 5 || y > this.height - BOTTOM + 4) continue;
       line(context, box.left, y, box.right, y);
-      context.fillText(this.log ? formatTick(tick) : formatTick(tick, largest), box.left - 8, y);
+      context.fillText(texts[k], box.left - 8, y);
     }
   }
 
