@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from trainermon.analysis.graph.first import first_of
 from trainermon.analysis.graph.index import open_index
 from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
 from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
+from trainermon.analysis.graph.notes import read_notes
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (
     BESIDE,
@@ -159,7 +161,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | None]:
     """Read the graphs and print them; return what there is of them, and the server that is asked for."""
-    options = read_options(args)
+    options, notes = read_options(args), read_notes(args.path)
+    options = dataclasses.replace(options, mappings=notes.added_to(options.mappings))
     places = find_levels(args.path, args.golden, args.level, options=options, step=args.step, rank=args.rank)
     maker = _maker(args, options, len(places))
     opened = None
@@ -218,7 +221,8 @@ def _drawn(args: argparse.Namespace, reports: Sequence[GraphReport]) -> DrawnGra
     ranks = [one.rank for one in reports if one.rank is not None]
     meetings = find_meetings([one.collectives or NO_CALLS for one in reports])
     first = first_of([one.began for one in _told(reports)])
-    return DrawnGraphs(reports[first].title, ranks, meetings, first, str(args.golden or ""))
+    notes = read_notes(args.path)
+    return DrawnGraphs(reports[first].title, ranks, meetings, first, str(args.golden or ""), notes, args.path)
 
 
 def _details(maker: ReportMaker, places: Sequence[GraphPlace], opened: NodeDetails | None) -> DetailsOf:

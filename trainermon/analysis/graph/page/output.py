@@ -12,6 +12,7 @@ from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.levels import axes_of
 from trainermon.analysis.graph.meetings import RankMeetings
+from trainermon.analysis.graph.notes import NO_NOTES, GraphNotes
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
 from trainermon.analysis.graph.page.packing import DrawnRank, PackedRank, pack, pack_rank
@@ -39,6 +40,8 @@ class DrawnGraphs(NamedTuple):
         meetings: The collectives of each that others took part in.
         first: The place of the graph that is shown first.
         golden: The folder that they were held against; "": none.
+        notes: What a person has added.
+        path: Where the dumps are, in whose folder a server keeps notes; None: nowhere.
     """
 
     title: str
@@ -46,10 +49,20 @@ class DrawnGraphs(NamedTuple):
     meetings: Sequence[RankMeetings]
     first: int = 0
     golden: str = ""
+    notes: GraphNotes = NO_NOTES
+    path: Path | None = None
 
-    def page(self, *, served: bool) -> str:
-        """Return the page; where it is `served`, it asks for details that it has not."""
-        packed = pack(self.ranks, self.meetings, self.golden, served=served, first=self.first)
+    def page(self, *, served: bool, keeps_notes: bool = False) -> str:
+        """Return the page; where it is `served`, it asks for details that it has not, and sends notes to be kept."""
+        packed = pack(
+            self.ranks,
+            self.meetings,
+            self.golden,
+            served=served,
+            first=self.first,
+            notes=self.notes,
+            keeps_notes=keeps_notes,
+        )
         return render_page(self.title, packed, served=served)
 
 
@@ -83,7 +96,12 @@ def open_server(graphs: DrawnGraphs, details: DetailsOf, address: str, *, in_bro
     host, port = _address(address)
     try:
         server = GraphServer(
-            graphs.page(served=True), [one.num_nodes for one in graphs.ranks], details, host=host, port=port
+            graphs.page(served=True, keeps_notes=graphs.path is not None),
+            [one.num_nodes for one in graphs.ranks],
+            details,
+            graphs.path,
+            host=host,
+            port=port,
         )
     except (OSError, OverflowError) as error:
         raise DumpError(f"cannot listen on {host} port {port} ({error}): choose another with --serve") from error

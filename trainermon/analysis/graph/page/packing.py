@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trainermon.analysis.graph.findings import GraphFindings, worst_within
 from trainermon.analysis.graph.flow import FlowSummary
 from trainermon.analysis.graph.meetings import NO_MEETINGS, RankMeetings
+from trainermon.analysis.graph.notes import NO_NOTES, GraphNotes
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.measures import measure
 from trainermon.analysis.graph.tree import GraphTree
@@ -151,7 +152,7 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
         "rank": rank.rank,
         "axes": rank.axes,
         "level": rank.level,
-        "notes": list(rank.notes),
+        "remarks": list(rank.notes),
         "golden_dump": rank.golden,
         "dtype_names": measures.names,
         "dump": rank.dump,
@@ -168,20 +169,23 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
     )
 
 
-def pack(
+def pack(  # noqa: PLR0913  # what the page shows, and what it may do
     ranks: Sequence[PackedRank],
     meetings: Sequence[RankMeetings] = (),
     golden: str = "",
     *,
     served: bool = False,
     first: int = 0,
+    notes: GraphNotes = NO_NOTES,
+    keeps_notes: bool = False,
 ) -> bytes:
     """Return, deflated, what `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
 
     What ranks have in common, tree and edges, is there once for all that have the same; so is any column, so that equal
     offsets mean equal columns. `golden` is the folder that they were held against. Where the page is `served`, it asks
     for details that it has not by their number: that of the node, counted through all ranks. `meetings` are the
-    collectives of each rank that others took part in; `first` is the place of the rank that is shown first.
+    collectives of each rank that others took part in; `first` is the place of the rank that is shown first. A
+    page that `keeps_notes` sends what is written at nodes to its server.
     """
     body = _Body()
     skeletons: dict[tuple[str, ...], int] = {}
@@ -208,6 +212,8 @@ def pack(
         "golden": golden,
         "first": first,
         "served": served,
+        "notes": notes.as_json(),
+        "keeps_notes": keeps_notes,
         "code": excerpts,
         "skeletons": known,
         "members": members,

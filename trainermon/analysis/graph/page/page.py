@@ -55,8 +55,8 @@ aria-label="the calls; use the arrow keys"></ul><canvas id="graph" aria-hidden="
 <aside id="panel" aria-live="polite"></aside></main>
 <p id="status" class="visually-hidden" role="status"></p>
 <dialog id="help"><h2>Keys</h2><dl id="keys"></dl>
-<p class="dim">Click selects, double click unfolds, right click says what can be done; drag or the wheel moves,
-Ctrl and the wheel zooms. Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>,
+<p class="dim">Click selects, with Shift one more; double click unfolds, right click says what can be done; drag or the
+wheel moves, Ctrl and the wheel zooms. Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>,
 <code>class:Linear</code>, <code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>,
 <code>line:model.py:118</code>.</p>
 <form method="dialog"><button>close</button></form></dialog>

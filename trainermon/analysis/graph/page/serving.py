@@ -14,14 +14,18 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
+from pathlib import Path
 from threading import Lock
 
+from trainermon.analysis.compare.mappings import MAX_BYTES
+from trainermon.analysis.graph.notes import notes_file, parse_notes, write_notes
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.core.errors import DumpError
 from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEADERS, policy_of
 
 LOOPBACK = "127.0.0.1"
 DETAILS = "details/"
+NOTES = "notes"
 DetailsOf = Callable[[int], NodeDetails]
 """Returns the details of a rank, by its place on the page."""
 _READ_LIMIT_S = 10.0
@@ -37,6 +41,7 @@ class GraphServer(ThreadingHTTPServer):
         page: The page, as one file.
         counts: How many nodes each rank has, in the order of the page.
         details: Returns those of one of them; it may have to read a dump.
+        notes: Where the dumps are on which notes may be written; None: nowhere.
         host: Address to listen on.
         port: Port to listen on; 0 lets the system choose.
 
@@ -46,8 +51,15 @@ class GraphServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(
-        self, page: str, counts: Sequence[int], details: DetailsOf, *, host: str = LOOPBACK, port: int = 0
+    def __init__(  # noqa: PLR0913  # what it serves, and where
+        self,
+        page: str,
+        counts: Sequence[int],
+        details: DetailsOf,
+        notes: Path | None = None,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
     ) -> None:
         super().__init__((host, port), _Handler)
         self.page = page.encode()
@@ -55,6 +67,7 @@ class GraphServer(ThreadingHTTPServer):
         self.secret = secrets.token_urlsafe(24)
         self._details = details
         self._reading = Lock()
+        self.notes = notes
         self._ends = list(accumulate(counts))
 
     @property
@@ -81,8 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _READ_LIMIT_S
 
     def do_GET(self) -> None:
-        secret, _, rest = self.path.removeprefix("/").partition("/")
-        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
+        rest = self._asked_for()
+        if rest is None:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page: copy the whole address")
         elif not rest:
             self._answer(self.server.page, "text/html; charset=utf-8", self.server.policy)
@@ -90,6 +103,35 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_detail(int(asked[1]))
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here")
+
+    def do_POST(self) -> None:
+        """Keep what the reader has written at nodes: all of it, each time."""
+        origin, host = self.headers.get("Origin", ""), self.headers.get("Host", "")
+        size = self.headers.get("Content-Length", "")
+        self.close_connection = True  # whatever is left of the body is not read
+        if self._asked_for() != NOTES or self.server.notes is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "nothing can be written here")
+        elif origin.partition("://")[2].lower() != host.lower():
+            self._refuse(HTTPStatus.FORBIDDEN, "requests from other origins are refused")
+        elif not size.isdecimal() or int(size) > MAX_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected up to {MAX_BYTES:,} bytes, and their number")
+        else:
+            self._keep_notes(self.server.notes, self.rfile.read(int(size)))
+
+    def _keep_notes(self, path: Path, content: bytes) -> None:
+        try:
+            write_notes(path, parse_notes(content))
+        except ValueError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self._refuse(HTTPStatus.CONFLICT, f"{notes_file(path)} cannot be written: {error.strerror}")
+        else:
+            self._answer(b"{}", "application/json")
+
+    def _asked_for(self) -> str | None:
+        """Return the part of the address behind the secret; None if that is not the secret."""
+        secret, _, rest = self.path.removeprefix("/").partition("/")
+        return rest if hmac.compare_digest(secret.encode(), self.server.secret.encode()) else None
 
     def _answer_detail(self, number: int) -> None:
         try:

@@ -23,7 +23,9 @@ function placeOf(graphs, label) {
 
 async function loadGraphs() {
   const text = byId("data").textContent ?? "";
-  const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
+  const letters = atob(text.trim());
+  const packed = new Uint8Array(letters.length);
+  for (let at = 0; at < packed.length; at++) packed[at] = letters.charCodeAt(at);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return unpack(await new Response(stream).arrayBuffer());
 }

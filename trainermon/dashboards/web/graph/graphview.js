@@ -1,17 +1,19 @@
 // What is shown of the graphs: which rank, which node is selected, which colours, and every part of the page that follows.
 
 import { byId, el, fitCanvas, perFrame, select as selectOf, setText } from "../dom.js";
+import { nodeChoices, savingChoices } from "./choices.js";
 import { colouringOf, MODES } from "./colouring.js";
 import { showLevels } from "./levels.js";
 import { openMenu } from "./menu.js";
 import { GraphPane } from "./pane.js";
+import { keepNotes, matchByHand, noteAt, undoMatch } from "./panel/notes.js";
 import { showPanel } from "./panel/panel.js";
 import { cellsOf, groupsOf, nodeIn, peersOf, stepsOf } from "./ranks.js";
-import { collectConfig, diffCommand, saveJson, savePng, saveSvg } from "./saving.js";
 import { findNodes } from "./search.js";
-import { ancestorsOf, childrenOf, KIND, nameOf, VERDICT } from "./skeleton.js";
+import { ancestorsOf, nameOf, VERDICT } from "./skeleton.js";
 import { drawMap, mapHeights } from "./stepmap.js";
 import { selectInTree, showTree } from "./tree.js";
+import { along } from "./walking.js";
 
 /** @import { Graph } from "./types.js" */
 
@@ -45,6 +47,8 @@ export class GraphView {
     this.pane = new GraphPane(/** @type {HTMLCanvasElement} */ (byId("graph")), this.graph, () => this.palette, (node) => this.select(node));
     this.mirror = perFrame(() => showTree(byId("tree"), this.graph, this.pane.boxes, this.pane.boxOf(this.selected)));
     this.pane.onarrange = this.mirror;
+    this.pane.hasNote = (node) => Boolean(noteAt(this.graph, node));
+    this.pane.onadd = (node) => this.add(node);
     this.pane.onmenu = (node, point) => (this.select(node), this.openMenu(point));
     this.colours = selectOf("colour by", MODES.map((mode) => [mode, `colour: ${mode}`]), this.mode, (mode) => this.colourBy(mode));
     const levels = [...new Set(all.map((one) => one.level))].map((level) => /** @type {[string, string]} */ ([level, LEVELS[/** @type {keyof typeof LEVELS} */ (level)]]));
@@ -147,17 +151,53 @@ export class GraphView {
   select(node) {
     const { graph, graphs, shown } = this;
     this.selected = this.pane.selected = node;
+    this.pane.others.clear();
     const goTo = (/** @type {number} */ other) => this.goTo(other);
     const showRank = (/** @type {number} */ place) => this.showRank(place);
     this.peers = peersOf(graphs, graph, node);
-    const meet = (/** @type {{place: number, node: number}} */ peer) => (this.showRank(peer.place), this.goTo(peer.node));
-    showPanel(byId("panel"), { graph, graphs, shown, groups: this.groups ?? [], peers: this.peers }, node, { goTo, showRank, meet });
+    this.fillPanel();
     showLevels(byId("levels"), graphs, { shown, selected: node }, { goTo, showRank });
     setText(byId("status"), `${nameOf(graph, node)}, ${byId("panel").querySelector(".verdict")?.textContent ?? ""}`);
     history.replaceState(null, "", this.all.length > 1 ? `#of=${encodeURIComponent(graph.label)}&node=${node}` : `#node=${node}`);
     selectInTree(byId("tree"), this.pane.boxOf(node));
     this.pane.repaint();
     this.paintMap();
+  }
+
+  /**
+   * Selects a node beside those that are selected, or no longer.
+   * @param {number} node
+   */
+  add(node) {
+    const { others } = this.pane;
+    if (!others.delete(node) && node !== this.selected) others.add(node);
+    setText(byId("status"), `${others.size + 1} selected`);
+    this.pane.repaint();
+  }
+
+  match() {
+    this.tell(matchByHand(this.graph, [this.selected, ...this.pane.others]));
+  }
+
+  undoMatch() {
+    this.tell(undoMatch(this.graph));
+  }
+
+  /** @param {string} what - was done with the matches, which are kept */
+  tell(what) {
+    this.fillPanel();
+    const said = el("p", { cls: "told", role: "status" }, what);
+    byId("panel").prepend(said);
+    void keepNotes(this.graph).then((why) => why && said.append(` Not kept: ${why}.`));
+  }
+
+  fillPanel() {
+    const { graph, graphs, shown, groups = [], peers } = this;
+    showPanel(byId("panel"), { graph, graphs, shown, groups, peers }, this.selected, {
+      showRank: (place) => this.showRank(place),
+      meet: (peer) => (this.showRank(peer.place), this.goTo(peer.node)),
+      onnote: () => this.pane.repaint(),
+    });
   }
 
   /** @param {number} node */
@@ -177,26 +217,9 @@ export class GraphView {
     this.goTo(places[this.finding]);
   }
 
-  /** @param {number} step */
-  stepSibling(step) {
-    const parent = this.graph.parents[this.selected];
-    if (parent < 0) return;
-    const siblings = childrenOf(this.graph, parent);
-    const next = siblings[siblings.indexOf(this.selected) + step];
-    if (next !== undefined) this.goTo(next);
-  }
-
-  /**
-   * To the same place in another micro step, or to that micro step where it is built otherwise.
-   * @param {number} step
-   */
-  stepMicro(step) {
-    const { graph, selected } = this;
-    const own = [...ancestorsOf(graph, selected), selected].find((node) => graph.kinds[node] === KIND.microStep);
-    const all = childrenOf(graph, 0);
-    const next = own === undefined ? all[0] : all[all.indexOf(own) + step];
-    if (next === undefined || own === undefined) return void (next !== undefined && this.goTo(next));
-    this.goTo(graph.structures[own] === graph.structures[next] ? next + selected - own : next);
+  /** @param {number | undefined} node */
+  goToIfAny(node) {
+    if (node !== undefined) this.goTo(node);
   }
 
   /** @param {number} by */
@@ -208,17 +231,9 @@ export class GraphView {
     this.showRank(same >= 0 ? same : next.place);
   }
 
-  /**
-   * To a node that gives the selected one a value (the last that does), or takes one of it (the first).
-   * @param {"producers" | "consumers"} which
-   */
+  /** @param {"producers" | "consumers"} which */
   follow(which) {
-    const { graph, selected } = this;
-    const end = selected + graph.sizes[selected];
-    const near = which === "producers" ? graph.consumers : graph.producers;
-    const isWithin = (/** @type {number} */ node) => node >= selected && node < end;
-    const found = Array.from(graph[which].filter((node, edge) => isWithin(near[edge]) && !isWithin(node)));
-    if (found.length) this.goTo(which === "producers" ? found.reduce((a, b) => Math.max(a, b)) : found.reduce((a, b) => Math.min(a, b)));
+    this.goToIfAny(along(this.graph, this.selected, which));
   }
 
   /**
@@ -247,13 +262,8 @@ export class GraphView {
 
   /** What can be saved, as a menu. */
   openExport() {
-    const area = this.pane.boxes[0];
     const { left, top } = byId("graph").getBoundingClientRect();
-    openMenu({ x: left + 16, y: top + 16 }, [
-      { text: "Save the boxes as SVG", run: () => saveSvg(this.pane.shapes(), area, this.palette) },
-      { text: "Save the boxes as PNG", run: () => savePng(this.pane.shapes(), area, this.palette) },
-      { text: "Save the selection as JSON", run: () => saveJson(this.graph, this.selected) },
-    ]);
+    openMenu({ x: left + 16, y: top + 16 }, savingChoices(this));
   }
 
   /**
@@ -261,20 +271,7 @@ export class GraphView {
    * @param {{x: number, y: number}} [point]
    */
   openMenu(point) {
-    const { graph, selected } = this;
-    const box = byId("graph").getBoundingClientRect();
-    const command = diffCommand(graph, selected);
-    const copy = (/** @type {string} */ text) => void navigator.clipboard?.writeText(text);
-    openMenu(point ?? { x: box.left + 16, y: box.top + 16 }, [
-      ...(graph.sizes[selected] > 1 ? [{ text: "Unfold, fold", run: () => this.pane.toggle(selected) }] : []),
-      { text: "To what gives it a value", run: () => this.follow("producers") },
-      { text: "To what takes its value", run: () => this.follow("consumers") },
-      { text: "Copy the address of this view", run: () => copy(location.href) },
-      ...(graph.keys[selected] ? [
-        { text: "Copy the call’s key", run: () => copy(graph.keys[selected]) },
-        { text: "Copy a configuration that collects its tensors", run: () => copy(collectConfig(graph, selected)) },
-      ] : []),
-      ...(command ? [{ text: "Copy the command that compares its tensors", run: () => copy(command) }] : []),
-    ]);
+    const { left, top } = byId("graph").getBoundingClientRect();
+    openMenu(point ?? { x: left + 16, y: top + 16 }, nodeChoices(this));
   }
 }

@@ -3,6 +3,7 @@
 import { el } from "../dom.js";
 import { MODES } from "./colouring.js";
 import { worstWithin } from "./skeleton.js";
+import { beside, inMicroStep } from "./walking.js";
 
 /** @import { GraphView } from "./graphview.js" */
 
@@ -20,16 +21,16 @@ export function actionsOf(view) {
     { keys: ["n"], text: "next finding, or hit of the search", run: () => view.stepFinding(1) },
     { keys: ["p"], text: "previous finding, or hit", run: () => view.stepFinding(-1) },
     { keys: ["o"], text: "to the origin: the first finding", run: () => ((view.finding = -1), view.stepFinding(1)) },
-    { keys: ["ArrowDown"], text: "next beside it", run: () => view.stepSibling(1) },
-    { keys: ["ArrowUp"], text: "previous beside it", run: () => view.stepSibling(-1) },
+    { keys: ["ArrowDown"], text: "next beside it", run: () => view.goToIfAny(beside(view.graph, view.selected, 1)) },
+    { keys: ["ArrowUp"], text: "previous beside it", run: () => view.goToIfAny(beside(view.graph, view.selected, -1)) },
     { keys: ["ArrowLeft"], text: "what it is in", run: () => view.graph.parents[view.selected] >= 0 && view.goTo(view.graph.parents[view.selected]) },
     { keys: ["ArrowRight"], text: "the first within it", run: () => view.graph.sizes[view.selected] > 1 && view.goTo(view.selected + 1) },
     { keys: ["Enter"], text: "unfold, fold", run: () => pane.toggle(view.selected) },
     { keys: ["Shift+Enter"], text: "to the worst within", run: () => view.goTo(worstWithin(view.graph, view.selected)) },
     { keys: ["i"], text: "to what gives it a value", run: () => view.follow("producers") },
     { keys: ["u"], text: "to what takes its value", run: () => view.follow("consumers") },
-    { keys: ["["], text: "the micro step before", run: () => view.stepMicro(-1) },
-    { keys: ["]"], text: "the next micro step", run: () => view.stepMicro(1) },
+    { keys: ["["], text: "the micro step before", run: () => view.goToIfAny(inMicroStep(view.graph, view.selected, -1)) },
+    { keys: ["]"], text: "the next micro step", run: () => view.goToIfAny(inMicroStep(view.graph, view.selected, 1)) },
     { keys: ["{"], text: "the step before", run: () => view.stepStep(-1) },
     { keys: ["}"], text: "the next step", run: () => view.stepStep(1) },
     { keys: [","], text: "the rank before", run: () => view.showRank(view.shown - 1) },
@@ -47,7 +48,9 @@ export function actionsOf(view) {
     { keys: ["a"], text: "move left", run: () => pane.pan(-PAN, 0) },
     { keys: ["d"], text: "move right", run: () => pane.pan(PAN, 0) },
     { keys: ["x", "Shift+F10", "ContextMenu"], text: "what can be done with it", run: () => view.openMenu() },
-    { keys: ["e"], text: "save: SVG, PNG, JSON", run: () => view.openExport() },
+    { keys: ["m"], text: "match by hand: the selected node, and those selected with Shift and click", run: () => view.match() },
+    { keys: ["M"], text: "undo the last match", run: () => view.undoMatch() },
+    { keys: ["e"], text: "save: SVG, PNG, JSON, notes", run: () => view.openExport() },
     { keys: ["c"], text: "copy the address of the selection", run: () => void navigator.clipboard?.writeText(location.href) },
     { keys: ["?"], text: "this help", run: () => view.help.showModal() },
   ];

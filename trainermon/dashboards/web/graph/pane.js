@@ -29,6 +29,12 @@ export class GraphPane {
     this.onselect = onselect;
     this.selected = 0;
     /** @type {Set<number>} */
+    this.others = new Set();
+    /** @type {(node: number) => boolean} */
+    this.hasNote = () => false;
+    /** @type {(node: number) => void} */
+    this.onadd = () => {};
+    /** @type {Set<number>} */
     this.open = new Set();
     /** @type {Set<number>} */
     this.apart = new Set();
@@ -135,7 +141,7 @@ export class GraphPane {
     const wires = bundled(this.wires.filter(isDrawn), near);
     /** @type {Look} */
     const look = {
-      selected: this.selected, palette: this.palette(), hits: this.hits, near,
+      selected: this.selected, others: this.others, hasNote: this.hasNote, palette: this.palette(), hits: this.hits, near,
       fillOf: (box) => this.faceOf(box).fill, cellsOf: (box) => this.faceOf(box).cells,
     };
     return shapesOf(this.graph, boxes, wires, look);
@@ -279,7 +285,7 @@ export class GraphPane {
     this.canvas.addEventListener("pointerup", (event) => {
       const box = held?.moved ? undefined : this.boxAt(at(event));
       held = null;
-      if (box) this.onselect(box.node);
+      if (box) (event.shiftKey ? this.onadd : this.onselect)(box.node);
     });
     this.canvas.addEventListener("contextmenu", (event) => {
       const box = this.boxAt(at(event));

@@ -21,7 +21,7 @@ const known = new WeakMap();
  * @param {Graph} graph
  * @param {number} node
  */
-function identityOf(graph, node) {
+export function identityOf(graph, node) {
   const key = graph.keys[node];
   return key ? `${key} ${graph.kinds[node] === KIND.parameter ? nameOf(graph, node) : ""}` : pathOf(graph, node);
 }

@@ -3,6 +3,7 @@
 import { el } from "../dom.js";
 import { draw } from "./canvas.js";
 import { detailOf } from "./panel/details.js";
+import { notesText } from "./panel/notes.js";
 import { asSvg } from "./svg.js";
 import { pathOf, VERDICT } from "./skeleton.js";
 
@@ -66,6 +67,9 @@ export function saveJson(graph, node) {
   };
   save("node.json", new Blob([`${JSON.stringify(known, null, 1)}\n`], { type: "application/json" }));
 }
+
+/** @param {Graph} graph */
+export const saveNotes = (graph) => save("graph_notes.json", new Blob([notesText(graph.notes)], { type: "application/json" }));
 
 /**
  * The command that compares the tensors of a node element by element; "" if they were not saved.

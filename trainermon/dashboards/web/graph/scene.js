@@ -66,7 +66,7 @@ function boxShapes(graph, box, look) {
   const verdict = box.nodes.reduce((worst, node) => Math.max(worst, graph.worst[node]), 0);
   const tone = palette[TONES[verdict]];
   const near = look.near.get(box) ?? 0;
-  const isSelected = box.node === look.selected && !box.isGroup;
+  const isSelected = (box.node === look.selected || look.others.has(box.node)) && !box.isGroup;
   const stroke = isSelected ? palette.ink : near ? palette[near > 0 ? "accent" : "accent-2"] : verdict > VERDICT.pass ? tone : palette.edge;
   /** @type {Shape[]} */
   const shapes = [];
@@ -83,6 +83,7 @@ function boxShapes(graph, box, look) {
     shapes.push({ kind: "rect", x: box.x + 1, y: box.y + 1, width: 4, height: box.height - 2, fill: tone, stroke: "", radius: 2 });
   }
   shapes.push(...titleShapes(graph, box, verdict, palette));
+  if (look.hasNote(box.node) && !box.isGroup) shapes.push({ kind: "text", x: box.x + box.width - 15, y: box.y + TITLE / 2 + 4.5, text: "✎", fill: palette.accent });
   if (!box.isOpen) shapes.push(...stripShapes(box, look));
   return shapes;
 }

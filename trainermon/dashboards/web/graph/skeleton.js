@@ -22,13 +22,13 @@ const COLUMNS = {
 export function unpack(packed) {
   const length = new DataView(packed).getUint32(0, true);
   /** @type {GraphHeader} */
-  const { skeletons, members, golden, first, served, code } = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length)));
+  const { skeletons, members, golden, first, served, notes, keeps_notes, code } = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length)));
   const begin = 4 + length + ((8 - ((4 + length) % 8)) % 8);
   /** @param {Record<string, Column>} columns */
   const read = (columns) =>
     Object.fromEntries(Object.entries(columns).map(([name, { type, offset, count }]) => [name, COLUMNS[type](packed, begin + offset, count)]));
   const shared = skeletons.map(({ columns }) => ({ count: columns.sizes.count, ...read(columns) }));
-  return members.map(({ columns, ...member }, place) => /** @type {Graph} */ ({ ...shared[member.skeleton], ...member, ...read(columns), golden, isFirst: place === first, served, code }));
+  return members.map(({ columns, ...member }, place) => /** @type {Graph} */ ({ ...shared[member.skeleton], ...member, ...read(columns), golden, isFirst: place === first, served, notes, keeps_notes, code }));
 }
 
 /**

@@ -35,6 +35,12 @@ export interface NodeDetail {
   stack: string[];
 }
 
+/** Texts by the key of a call or the path of a group, and modules that were matched by hand. */
+export interface GraphNotes {
+  notes: Record<string, string>;
+  matches: { target: string[]; golden: string[] }[];
+}
+
 /** What ranks that are built alike have in common. */
 export interface SharedTree {
   columns: Record<string, Column> & { sizes: Column };
@@ -49,7 +55,8 @@ export interface RankHeader {
   axes: string;
   /** How far ranks were put together: `each`, `tp` or `model`. */
   level: string;
-  notes: string[];
+  /** What a reader should know of how it was compared. */
+  remarks: string[];
   dtype_names: string[];
   skeleton: number;
   sentence: string;
@@ -65,6 +72,9 @@ export interface GraphHeader {
   /** Place of the rank that is shown first. */
   first: number;
   served: boolean;
+  notes: GraphNotes;
+  /** Whether the server keeps them. */
+  keeps_notes: boolean;
   code: Record<string, KeptCode>;
   skeletons: SharedTree[];
   members: RankHeader[];
@@ -77,6 +87,8 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   golden: string;
   /** Whether it is shown first. */
   isFirst: boolean;
+  notes: GraphNotes;
+  keeps_notes: boolean;
   served: boolean;
   details: Record<string, NodeDetail>;
   /** Lines of code, as `/a/model.py:118`. */
@@ -175,6 +187,9 @@ export interface Look {
   selected: number;
   palette: Record<string, string>;
   hits: Set<number>;
+  /** Nodes that are selected beside it. */
+  others: Set<number>;
+  hasNote: (node: number) => boolean;
   near: Map<Box | Wire, number>;
   fillOf: (box: Box) => string;
   cellsOf: (box: Box) => number[];

@@ -3,6 +3,7 @@
 import { el } from "../../dom.js";
 import { stackSection } from "./code.js";
 import { askFor, canAsk, detailOf } from "./details.js";
+import { notesSection } from "./notes.js";
 import { rankTable } from "./rankpanel.js";
 import { classOf, KIND, nameOf, pathOf } from "../skeleton.js";
 import { MARKS } from "../scene.js";
@@ -13,7 +14,7 @@ const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not 
 const HEAD = ["max", "min", "mean", "norm"];
 
 /** @typedef {{graph: Graph, graphs: Graph[], shown: number, groups: RankGroup[], peers: {place: number, node: number}[]}} Shown */
-/** @typedef {{goTo: (node: number) => void, showRank: (place: number) => void, meet: (peer: {place: number, node: number}) => void}} Go */
+/** @typedef {{showRank: (place: number) => void, meet: (peer: {place: number, node: number}) => void, onnote: () => void}} Go */
 
 const MOST_PEERS = 16;
 const TABS = ["Tensors", "Ranks"];
@@ -37,10 +38,11 @@ export function showPanel(panel, shown, node, go) {
     el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
     said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
     el("dl", {}, ...facts(graph, node, graph.keys[node] ?? "")),
-    ...(node === 0 ? graph.notes.map((note) => el("p", { cls: "dim" }, `${note}.`)) : []),
+    ...(node === 0 ? graph.remarks.map((note) => el("p", { cls: "dim" }, `${note}.`)) : []),
     shown.peers.length ? jumps(graphs, shown.peers, go.meet) : null,
     several ? tabs(() => showPanel(panel, shown, node, go)) : null,
     ...body,
+    notesSection(graph, node, go.onnote),
   ];
   panel.replaceChildren(...parts.filter((part) => part !== null));
   panel.dataset.node = `${graph.label} ${node}`;

@@ -1,0 +1,147 @@
+"""Notes and matches by hand on the page, and what its server keeps of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Position, expect
+
+from tests.analysis.graph.test_notes import write_renamed
+from tests.dashboards.graph.conftest import OpenGraph
+from trainermon.analysis.graph.meetings import NO_MEETINGS
+from trainermon.analysis.graph.page.output import BESIDE, DrawnGraphs, details_of, draw_rank, open_server
+from trainermon.analysis.graph.page.serving import GraphServer
+from trainermon.analysis.graph.reading import read_graphs
+
+pytestmark = pytest.mark.server
+
+HOSTILE = "<img src=x onerror=\"document.title='1'\">"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[GraphServer]:
+    target, golden = write_renamed(tmp_path)
+    graphs = list(read_graphs(target, golden))
+    ranks = [draw_rank(graph, BESIDE, len(graphs), served=True) for graph in graphs]
+    details = [details_of(graph) for graph in graphs]
+    drawn = DrawnGraphs("", ranks, [NO_MEETINGS] * len(ranks), golden=str(golden), path=target)
+    server = open_server(drawn, details.__getitem__, "", in_browser=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def page(browser: Browser, server: GraphServer) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1300, "height": 800})
+    page.goto(server.url)
+    page.wait_for_selector("body[data-ready]")
+    yield page
+    page.close()
+
+
+def _kept(tmp_path: Path) -> dict[str, object]:
+    found = json.loads((tmp_path / "target" / "graph_notes.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def _select(page: Page, words: str) -> None:
+    page.fill("#search", words)
+    page.press("#search", "Enter")
+
+
+def test_a_note_is_kept_beside_the_dump_and_stays_text(page: Page, tmp_path: Path) -> None:
+    _select(page, "head")
+    page.get_by_label("note").fill(HOSTILE)
+    page.get_by_label("note").blur()
+    expect(page.locator("#panel section [role=status]")).to_have_text("kept", timeout=20_000)
+
+    assert _kept(tmp_path)["notes"] == {"Module.head.Linear.forward.0": HOSTILE}
+    _select(page, "dense")
+    assert page.get_by_label("note").input_value() == ""
+    _select(page, "head")
+    assert page.get_by_label("note").input_value() == HOSTILE
+    assert page.locator("img").count() == 0
+
+
+def test_two_nodes_are_matched_by_hand_and_no_longer(page: Page, tmp_path: Path) -> None:
+    _select(page, "fc1")
+    page.keyboard.press("Escape")
+    page.keyboard.press("m")
+    expect(page.locator(".told")).to_contain_text("Select what the golden dump alone has", timeout=20_000)
+    page.keyboard.press("0")
+    for name in ("fc1", "dense"):
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.locator("#graph").click(position=_middle(page, name), modifiers=["Shift"] if name == "dense" else [])
+    page.keyboard.press("m")
+    expect(page.locator(".told")).to_contain_text("Matched fc1, dense", timeout=20_000)
+    expect(page.locator("#panel")).to_contain_text("matched by hand: fc1.Linear = dense.Linear", timeout=20_000)
+    expected = {"notes": {}, "matches": [{"target": ["fc1.Linear"], "golden": ["dense.Linear"]}]}
+    page.wait_for_function("performance.getEntriesByType('resource').some((one) => one.name.endsWith('/notes'))")
+    assert _kept(tmp_path) == expected
+    page.keyboard.press("M")
+    expect(page.locator(".told")).to_contain_text("no longer matched", timeout=20_000)
+
+
+def _middle(page: Page, name: str) -> Position:
+    """Return where on the canvas the box of a module is: from the picture as SVG, at the zoom that shows all."""
+    with page.expect_download() as download:
+        page.keyboard.press("e")
+        page.get_by_role("menuitem", name="SVG").click()
+    svg = download.value.path().read_text()
+    text = svg.split(f"{name}  Linear<")[0].rpartition("<text ")[2]
+    x, y = (float(text.split(f'{axis}="')[1].split('"')[0]) for axis in "xy")
+    width, height = (float(svg.split(f' {axis}="')[1].split('"')[0]) for axis in ("width", "height"))
+    size = page.locator("#graph").bounding_box()
+    assert size
+    zoom = min(1.2, (size["width"] - 40) / width, (size["height"] - 40) / height)
+    return {
+        "x": size["width"] / 2 + (x + 20 - width / 2) * zoom,
+        "y": size["height"] / 2 + (y - 4 - height / 2) * zoom,
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (("notes", {}, "{}"), 200),
+        (("notes", {"Origin": "http://elsewhere.test"}, "{}"), 403),
+        (("notes", {}, "[1]"), 400),
+        (("notes", {"Content-Length": "9999999"}, ""), 413),
+        (("other", {}, "{}"), 404),
+        (("../x/notes", {}, "{}"), 404),
+    ],
+)
+def test_only_the_page_itself_writes_and_only_notes(
+    server: GraphServer, request_: tuple[str, dict[str, str], str], status: int, tmp_path: Path
+) -> None:
+    path, headers, body = request_
+    url = urlsplit(server.url)
+    own = {"Origin": f"http://{url.netloc}"}
+    connection = http.client.HTTPConnection(url.netloc)
+    connection.request("POST", f"{url.path}{path}", body or None, {**own, **headers})
+
+    assert connection.getresponse().status == status
+    connection.close()
+    assert (tmp_path / "target" / "graph_notes.json").exists() is (status == 200)
+
+
+def test_a_file_keeps_notes_to_be_saved(open_graph: OpenGraph) -> None:
+    page = open_graph("faulty")
+    page.get_by_label("note").fill("look here")
+    page.get_by_label("note").blur()
+    page.keyboard.press("e")
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name="notes").click()
+
+    assert list(json.loads(download.value.path().read_text())["notes"].values()) == ["look here"]

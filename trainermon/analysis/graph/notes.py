@@ -1,0 +1,117 @@
+"""What a person has written at the nodes of a graph, and which modules they have matched by hand: beside the dump.
+
+It is read again with the next comparison: what was matched is compared as if a mapping had said so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainermon.analysis.compare.mappings import MAX_BYTES, JoinRule, NameMappings
+from trainermon.core.errors import DumpError
+from trainermon.core.private_files import replace_file
+
+NOTES_FILE = "graph_notes.json"
+_MAX_TEXT = 10_000
+
+
+class HandMatch(NamedTuple):
+    """Modules of the target, and those of the golden dump that do the same: paths with their classes, `fc1.Linear`."""
+
+    target: tuple[str, ...]
+    golden: tuple[str, ...]
+
+
+class GraphNotes(NamedTuple):
+    """What a person has added to a graph.
+
+    Attributes:
+        notes: Texts by what they stand at: the key of a call, or the path of a group.
+        matches: Modules that were matched by hand, in the order in which that was done.
+    """
+
+    notes: dict[str, str]
+    matches: tuple[HandMatch, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the file and the page hold."""
+        return {"notes": self.notes, "matches": [one._asdict() for one in self.matches]}
+
+    def added_to(self, mappings: NameMappings) -> NameMappings:
+        """Return `mappings` with what was matched by hand: single modules by name, several as those that are joined."""
+        single = {one.target[0]: one.golden[0] for one in self.matches if len(one.target) == len(one.golden) == 1}
+        several = [one for one in self.matches if len(one.target) + len(one.golden) > 2]
+        joins = tuple(JoinRule(target=_paths(one.target), golden=_paths(one.golden)) for one in several)
+        return dataclasses.replace(mappings, cell={**mappings.cell, **single}, joins=(*mappings.joins, *joins))
+
+
+NO_NOTES = GraphNotes({}, ())
+
+
+def notes_file(path: Path) -> Path:
+    """Return where the notes on the dumps at `path` are: in that folder, or beside that file."""
+    return (path if path.is_dir() else path.parent) / NOTES_FILE
+
+
+def read_notes(path: Path) -> GraphNotes:
+    """Return the notes on the dumps at `path`; none if nobody has written any.
+
+    Raises:
+        DumpError: The file is damaged.
+    """
+    file = notes_file(path)
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return NO_NOTES
+    except OSError as error:
+        raise DumpError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        return parse_notes(content)
+    except ValueError as error:
+        raise DumpError(f"{file}: {error}; mend it, or remove it") from error
+
+
+def parse_notes(content: bytes) -> GraphNotes:
+    """Return the notes in a file, or in what a page has sent.
+
+    Raises:
+        ValueError: They are not of that form.
+    """
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"found more than {MAX_BYTES >> 20} MiB, expected notes")
+    found = json.loads(content)
+    if not isinstance(found, dict) or not {"notes", "matches"} >= set(found):
+        raise ValueError("expected an object with notes and matches")
+    notes, matches = found.get("notes", {}), found.get("matches", [])
+    if not isinstance(notes, dict) or not all(isinstance(one, str) and len(one) <= _MAX_TEXT for one in notes.values()):
+        raise ValueError(f"notes: expected texts of up to {_MAX_TEXT:,} letters by name")
+    if not isinstance(matches, list):
+        raise ValueError("matches: expected a list")  # noqa: TRY004  # as all that is wrong with the file
+    return GraphNotes(notes, tuple(map(_match, matches)))
+
+
+def write_notes(path: Path, notes: GraphNotes) -> None:
+    """Write the notes on the dumps at `path`; nobody else may read them.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    replace_file(notes_file(path), (json.dumps(notes.as_json(), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _match(value: Any) -> HandMatch:
+    sides: list[Any] = [value.get("target"), value.get("golden")] if isinstance(value, dict) else [None]
+    for side in sides:
+        if not isinstance(side, list) or not side or not all(isinstance(one, str) and one for one in side):
+            raise ValueError("matches: expected a target and a golden, each a list of modules with their classes")
+    return HandMatch(tuple(sides[0]), tuple(sides[1]))
+
+
+def _paths(modules: Sequence[str]) -> tuple[str, ...]:
+    return tuple(module.rpartition(".")[0] for module in modules)

@@ -1,0 +1,35 @@
+// The entries of the menus: what can be saved, and what can be done with the selected node.
+
+import { collectConfig, diffCommand, saveJson, saveNotes, savePng, saveSvg } from "./saving.js";
+
+/** @import { GraphView } from "./graphview.js" */
+
+/** @param {GraphView} view */
+export function savingChoices({ pane, palette, graph, selected }) {
+  const area = pane.boxes[0];
+  return [
+    { text: "Save the boxes as SVG", run: () => saveSvg(pane.shapes(), area, palette) },
+    { text: "Save the boxes as PNG", run: () => savePng(pane.shapes(), area, palette) },
+    { text: "Save the selection as JSON", run: () => saveJson(graph, selected) },
+    { text: "Save notes and matches, to lie beside the dump", run: () => saveNotes(graph) },
+  ];
+}
+
+/** @param {GraphView} view */
+export function nodeChoices(view) {
+  const { graph, selected } = view;
+  const command = diffCommand(graph, selected);
+  const copy = (/** @type {string} */ text) => void navigator.clipboard?.writeText(text);
+  return [
+    ...(graph.sizes[selected] > 1 ? [{ text: "Unfold, fold", run: () => view.pane.toggle(selected) }] : []),
+    { text: "To what gives it a value", run: () => view.follow("producers") },
+    { text: "To what takes its value", run: () => view.follow("consumers") },
+    ...(view.pane.others.size ? [{ text: "Match the selected by hand", run: () => view.match() }] : []),
+    { text: "Copy the address of this view", run: () => copy(location.href) },
+    ...(graph.keys[selected] ? [
+      { text: "Copy the call’s key", run: () => copy(graph.keys[selected]) },
+      { text: "Copy a configuration that collects its tensors", run: () => copy(collectConfig(graph, selected)) },
+    ] : []),
+    ...(command ? [{ text: "Copy the command that compares its tensors", run: () => copy(command) }] : []),
+  ];
+}

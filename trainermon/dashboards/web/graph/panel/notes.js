@@ -1,0 +1,79 @@
+// What a person writes at nodes, and which modules they match by hand; kept by the server, where it does, and else in a file.
+
+import { el } from "../../dom.js";
+import { identityOf } from "../ranks.js";
+import { KIND, nameOf } from "../skeleton.js";
+
+/** @import { Graph, GraphNotes } from "../types.js" */
+
+/**
+ * @param {Graph} graph
+ * @param {number} node
+ */
+export const noteAt = (graph, node) => graph.notes.notes[identityOf(graph, node).trim()] ?? "";
+
+/**
+ * Keeps what was written; returns why it could not be kept, or "".
+ * @param {Graph} graph
+ */
+export async function keepNotes(graph) {
+  if (!graph.keeps_notes) return "";
+  const reply = await fetch("notes", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(graph.notes) }).catch(() => null);
+  if (reply?.ok) return "";
+  return (await reply?.json().catch(() => null))?.detail ?? "the server does not answer";
+}
+
+/**
+ * The note on a node, to be changed, and what it was matched with.
+ * @param {Graph} graph
+ * @param {number} node
+ * @param {() => void} onchange
+ */
+export function notesSection(graph, node, onchange) {
+  const text = el("textarea", { rows: 2, "aria-label": "note", placeholder: "note", maxlength: 10000 });
+  text.value = noteAt(graph, node);
+  const status = el("p", { cls: "dim", role: "status" });
+  text.addEventListener("change", () => {
+    const key = identityOf(graph, node).trim();
+    if (text.value.trim()) graph.notes.notes[key] = text.value.trim();
+    else delete graph.notes.notes[key];
+    onchange();
+    void keepNotes(graph).then((why) => status.replaceChildren(why ? `Not kept: ${why}` : graph.keeps_notes ? "kept" : "in this page alone: save it with e"));
+  });
+  const module = moduleOf(graph, node);
+  const matches = graph.notes.matches.filter(({ target, golden }) => target.includes(module) || golden.includes(module));
+  return el("section", {}, el("h3", {}, "Note"), text, status,
+    matches.map(({ target, golden }) => el("p", { cls: "dim" }, `matched by hand: ${target.join(", ")} = ${golden.join(", ")}; it counts from the next comparison on`)));
+}
+
+/**
+ * A module with its class as mappings name it, `fc1.Linear`; "" for what is none.
+ * @param {Graph} graph
+ * @param {number} node
+ */
+function moduleOf(graph, node) {
+  const found = graph.kinds[node] === KIND.module ? /^(?:Module|Cell)\.(.+)\.(?:forward|backward)\.\d+$/.exec(graph.keys[node]) : null;
+  return found ? found[1] : "";
+}
+
+/**
+ * Takes the selected nodes for the same; returns what was done, or why not.
+ * @param {Graph} graph
+ * @param {number[]} nodes
+ */
+export function matchByHand(graph, nodes) {
+  const [target, golden] = [[0, 1], [2]].map((sides) => nodes.filter((node) => sides.includes(graph.sides[node])).map((node) => moduleOf(graph, node)));
+  if (!target.length || !golden.length) return "Select what the golden dump alone has, and with Shift and click what does the same.";
+  if (![...target, ...golden].every(Boolean)) return "Only modules can be matched by hand.";
+  graph.notes.matches.push({ target, golden });
+  return `Matched ${nodes.map((node) => nameOf(graph, node)).join(", ")}; it counts from the next comparison on.`;
+}
+
+/** @param {Graph} graph */
+export function undoMatch(graph) {
+  const last = graph.notes.matches.pop();
+  return last ? `${last.target.join(", ")} and ${last.golden.join(", ")} are no longer matched.` : "Nothing was matched by hand.";
+}
+
+/** @param {GraphNotes} notes */
+export const notesText = (notes) => `${JSON.stringify(notes, null, 1)}\n`;
