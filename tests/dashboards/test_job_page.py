@@ -44,7 +44,17 @@ def seen(page, selector, text):
     )
 
 
-def test_a_healthy_job_is_said_to_be_healthy(job, page, make_controller):
+def test_charts_of_the_job_are_those_of_the_node_of_rank_0(job, make_controller, page):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+
+    page.goto(controller.url)
+    seen(page, ".headline", "All 32 ranks are training")
+
+    link = page.get_by_role("link", name="Charts: loss, norms, layers")
+    assert link.get_attribute("href") == page.locator("#nodes a", has_text="node000").get_attribute("href")
+
+
+def test_a_healthy_job_is_said_to_be_healthy(job, make_controller, page):
     controller = make_controller(discovery={"agents": job.addresses}).ready()
 
     page.goto(controller.url)
@@ -58,7 +68,7 @@ def test_a_healthy_job_is_said_to_be_healthy(job, page, make_controller):
     assert page.locator("#ranks tbody tr").nth(9).inner_text().split("\t")[:3] == ["9", "node001", "dp 1 tp 1"]
 
 
-def test_what_is_wrong_is_named_and_stands_on_top(job, page, make_controller):
+def test_what_is_wrong_is_named_and_stands_on_top(job, make_controller, page):
     controller = make_controller(discovery={"agents": [*job.addresses, "127.0.0.1:9"]}).ready()
     message = '<img src=x onerror="document.title=1"> of h.3 is not finite'
     firing = {"id": "a", "rule": "gradient-nonfinite", "severity": "fatal", "rank": 12, "step": 99, "message": message}
@@ -76,7 +86,7 @@ def test_what_is_wrong_is_named_and_stands_on_top(job, page, make_controller):
     assert page.locator("img").count() == 0
 
 
-def test_an_escalation_is_followed_to_its_end(job, page, make_controller):
+def test_an_escalation_is_followed_to_its_end(job, make_controller, page):
     controller = make_controller(discovery={"agents": job.addresses}).ready()
     page.goto(controller.url)
     seen(page, ".headline", "All 32 ranks are training")
@@ -90,7 +100,7 @@ def test_an_escalation_is_followed_to_its_end(job, page, make_controller):
     assert time.strftime("%H:") in row
 
 
-def test_a_phone_has_no_sideways_scrolling(job, page, make_controller):
+def test_a_phone_has_no_sideways_scrolling(job, make_controller, page):
     controller = make_controller(discovery={"agents": job.addresses}).ready()
     page.set_viewport_size({"width": 390, "height": 800})
 

@@ -3,10 +3,10 @@
 import { getJson } from "./api.js";
 import { byId, el, segmented, select, setText } from "./dom.js";
 import { assess, readJob, runsOf } from "./job_state.js";
-import { showEscalations, showNodes, showRanks } from "./job_tables.js";
+import { pageLink, showEscalations, showNodes, showRanks } from "./job_tables.js";
 import { formatSeconds, formatStep } from "./scales.js";
 
-/** @import { Assessment, Job, JobState } from "./types.js" */
+/** @import { Assessment, Job, JobRank, JobState } from "./types.js" */
 
 const PERIOD_MS = 2000;
 /** @type {Job | null} */
@@ -47,7 +47,7 @@ function show() {
   const run = chosen !== null && runs.includes(chosen) ? chosen : runs[0];
   const state = readJob(job, run);
   showIdentity(job, runs, state);
-  showHealth(assess(state, job.ready));
+  showHealth(assess(state, job.ready), state.ranks.find(({ rank, up }) => rank === 0 && up));
   showFigures(job, state);
   showNodes(state, show);
   showRanks(state, onlyTroubled, show);
@@ -71,14 +71,18 @@ function showIdentity(job, runs, state) {
   byId("footer").replaceChildren(el("span", {}, `trainermon ${job.version}`), el("a", { href: "metrics" }, "metrics"), el("a", { href: "api/v1/job" }, "JSON"));
 }
 
-/** @param {Assessment} assessment */
-function showHealth({ tone, headline, details }) {
-  const key = JSON.stringify([tone, headline, details]);
+/**
+ * Charts over steps are on the agents' pages, which know every step; that of rank 0's node stands for the job.
+ * @param {Assessment} assessment
+ * @param {JobRank | undefined} first
+ */
+function showHealth({ tone, headline, details }, first) {
+  const key = JSON.stringify([tone, headline, details, first?.url]);
   if (key === health) return; // a screen reader would read it out again
   health = key;
   const text = el("div", {}, el("p", { cls: "headline" }, headline), details.map((detail) => el("p", { cls: "detail" }, detail)));
   byId("health").dataset.tone = tone;
-  byId("health").replaceChildren(el("span", { cls: "lamp", "aria-hidden": "true" }), text, el("div", { cls: "actions" }));
+  byId("health").replaceChildren(el("span", { cls: "lamp", "aria-hidden": "true" }), text, el("div", { cls: "actions" }, first ? pageLink(first.url, "Charts: loss, norms, layers", "button") : ""));
 }
 
 /**

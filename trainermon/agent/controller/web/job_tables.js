@@ -133,8 +133,9 @@ function coverage({ coverage: statuses, detail }) {
  * A page is linked only where it is one: an address comes from discovery, but a name comes from the network.
  * @param {string} url
  * @param {string} text
+ * @param {string} [cls]
  */
-const pageLink = (url, text) => (/^https?:\/\//.test(url) ? el("a", { href: url }, text) : text);
+export const pageLink = (url, text, cls) => (/^https?:\/\//.test(url) ? el("a", { href: url, cls }, text) : text);
 
 /**
  * @template T
