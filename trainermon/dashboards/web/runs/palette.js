@@ -1,24 +1,12 @@
 // How runs are told apart: by colour, and without colour by dashes and by a number at the end of the line.
 
 import { el, fitCanvas } from "../dom.js";
-import { onTheme } from "../theme.js";
+import { onTheme, theme } from "../theme.js";
 
-const NUM_COLOURS = 8;
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2]];
 
-/** @type {string[]} */
-let colours = [];
-
-function read() {
-  const style = getComputedStyle(document.documentElement);
-  colours = Array.from({ length: NUM_COLOURS }, (_, place) => style.getPropertyValue(`--line-${place + 1}`).trim());
-}
-
-onTheme(read);
-read();
-
 /** @param {number} place */
-export const colourOf = (place) => colours[place % NUM_COLOURS];
+export const colourOf = (place) => theme.lines[place % theme.lines.length];
 
 /**
  * Another pattern for neighbours, and for runs that share a colour: 8 and 5 have no common factor.
