@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from trainermon.dump.debugger import PrecisionDebugger
     from trainermon.dump.online.dispatch import AccuracyDispatch, PtdbgDispatch
     from trainermon.monitor.gradient_probe import GradientMonitor
-    from trainermon.monitor.session import TrainerMon, compile_friendly
+    from trainermon.monitor.taps.compiled_regions import compile_friendly
+    from trainermon.monitor.trainer_mon import TrainerMon
 
 __all__ = [
     "AccuracyDispatch",
@@ -56,12 +57,12 @@ _HOMES = {
     "GradientMonitor": "trainermon.monitor.gradient_probe",
     "PrecisionDebugger": "trainermon.dump.debugger",
     "PtdbgDispatch": "trainermon.dump.online.dispatch",
-    "TrainerMon": "trainermon.monitor.session",
+    "TrainerMon": "trainermon.monitor.trainer_mon",
     "check": "trainermon.analysis.check.dumps",
     "compare": "trainermon.analysis.compare",
     "compare_checkpoints": "trainermon.analysis.checkpoint.comparison",
     "compare_distributed": "trainermon.analysis.compare",
-    "compile_friendly": "trainermon.monitor.session",
+    "compile_friendly": "trainermon.monitor.taps.compiled_regions",
     "open_checkpoint": "trainermon.analysis.checkpoint.opening",
 }
 

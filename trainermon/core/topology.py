@@ -71,13 +71,15 @@ def name_run(
     *,
     run_id: str | None = None,
     output_dir: str | None = None,
+    has_store: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> RunIdentity:
     """Return the run that this rank belongs to; every rank of the job gets the same.
 
     The id is the configured one, TRAINERMON_RUN_ID, the scheduler's job id, or one that rank 0 makes; the second
     monitor that a process makes adds `-2` to a name that it has from its surroundings, and so on. The attempt is one
-    more than the newest that the run's directory knows of.
+    more than the newest that the run's directory knows of. Without a store (`has_store`, that of torch's process group)
+    several ranks need TRAINERMON_RUN_ID or a scheduler's id.
 
     Raises:
         AttachError: Several ranks, but nothing through which they could agree.
@@ -87,7 +89,7 @@ def name_run(
     given = run_id or _numbered(environ.get("TRAINERMON_RUN_ID") or _scheduler_run_id(environ), number)
     if coordinates.world_size == 1:
         return _new_attempt(root, given or _fresh_run_id())
-    dist = _initialised_distributed()
+    dist = _initialised_distributed() if has_store else None
     if dist is None:
         return _run_from_environment(root, given, environ)
     # the store of the default group: public as an argument of init_process_group, private to read back
@@ -162,7 +164,7 @@ def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, s
     if given is None:
         raise AttachError(
             "several ranks (WORLD_SIZE is set) but torch.distributed is not initialised, so they cannot agree on a "
-            "run id: call init_process_group before set_monitor, or set TRAINERMON_RUN_ID"
+            "run id: call init_process_group before set_monitor (MindSpore has none), or set TRAINERMON_RUN_ID"
         )
     attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
     return RunIdentity(run_id=given, attempt=attempt, directory=root / given)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainermon.monitor.session import TrainerMon, set_monitor
+    from trainermon.monitor.trainer_mon import TrainerMon, set_monitor
 
 __all__ = ["TrainerMon", "set_monitor"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from trainermon.monitor import session  # loads torch, so only when asked for
+        from trainermon.monitor import trainer_mon
 
-        return getattr(session, name)
+        return getattr(trainer_mon, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

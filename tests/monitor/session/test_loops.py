@@ -323,7 +323,7 @@ def test_a_set_monitor_that_failed_can_be_tried_again(places, monkeypatch):
     model, optimizer = parts()
     monitor = TrainerMon(QUIET | {"run_id": "again"})
     with monkeypatch.context() as broken:
-        broken.setattr("trainermon.monitor.session.attached.write_run_files", lambda *_, **__: 1 / 0)
+        broken.setattr("trainermon.monitor.session.attached_rank.write_run_files", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             monitor.set_monitor(model, optimizer)
 

@@ -13,7 +13,7 @@ from torch import nn
 from trainermon import TrainerMon
 from trainermon.core import launcher
 from trainermon.core.errors import TrainermonError
-from trainermon.monitor.session import agent_process, attached, rank_spool
+from trainermon.monitor.session import agent_process, attached_rank, rank_spool
 
 
 class TakesNoHooks(nn.Linear):
@@ -67,7 +67,7 @@ def open_files():
         ({}, (rank_spool, "ControlPage")),
         ({}, (rank_spool, "JournalWriter")),
         ({}, (rank_spool, "Outbox")),
-        ({}, (attached, "write_run_files")),
+        ({}, (attached_rank, "write_run_files")),
         ({}, (agent_process, "write_agent_settings")),
         ({}, (launcher, "register")),
         ({"xy_distribution": True}, TakesNoHooks),
@@ -113,7 +113,7 @@ def test_what_an_earlier_attempt_has_left_stays(places, training, monkeypatch):
         training[1].step()
     kept = {path: path.read_bytes() for root in places for path in root.rglob("*") if path.suffix in (".jnl", ".json")}
     monkeypatch.setattr("trainermon.core.topology._monitors_of_this_process", iter([0]))
-    monkeypatch.setattr(attached, "write_run_files", never)
+    monkeypatch.setattr(attached_rank, "write_run_files", never)
 
     with pytest.raises(RuntimeError):
         TrainerMon({"agent": {"start": False}}).set_monitor(*training)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainermon.core.errors import AttachError
-from trainermon.monitor.session import TrainerMon
+from trainermon.monitor.trainer_mon import TrainerMon
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainermon.core.errors import AttachError
-from trainermon.monitor.session import TrainerMon
+from trainermon.monitor.trainer_mon import TrainerMon
 
 
 class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped where transformers is not installed

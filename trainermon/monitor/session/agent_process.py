@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainermon.core import launcher
 from trainermon.core.config import AgentConfig, MonitorConfig, is_waiting
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import STATISTICS, Coordinates
 from trainermon.monitor.session.rank_spool import RankSpool
 from trainermon.monitor.session.run_files import write_agent_settings
-from trainermon.statistics.kernel import kernel_name
 
 logger = logging.getLogger("trainermon")
 
@@ -46,13 +43,13 @@ class AgentProcess:
         self._files = files
         self.is_page_awaited = False
 
-    def start(self, config: MonitorConfig, rows: int, *, device: torch.device, edits: Path | None) -> None:
+    def start(self, config: MonitorConfig, rows: int, *, kernel: str, edits: Path | None) -> None:
         """Write the agent's settings, start it if `config` says so, and log the address of its page.
 
         Args:
             config: The run's configuration.
             rows: About how many rows a step has.
-            device: Where the model is.
+            kernel: What computes the statistics.
             edits: The configuration file that the agent watches for edits; None: none.
         """
         write_agent_settings(self._files.directory, self._run, config, self._coordinates, edits=edits)
@@ -65,7 +62,7 @@ class AgentProcess:
             _not_estimated(config),
             rows * JOURNAL_BYTES_PER_ROW / 1e3,
             rows * STORED_BYTES_PER_ROW / 1e3,
-            kernel_name(device),
+            kernel,
         )
         if is_waiting(config):
             logger.info("DYNAMIC_MONITOR is set: nothing is collected until the configuration says dynamic_on: true")

@@ -1,70 +1,36 @@
-"""What exists between `set_monitor` and `close`: spool, journal, page, step loop, and the agent that follows them."""
+"""What exists between `set_monitor` and `close` for a model of torch: step loop, dumps, replays, witness."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import time
-import traceback
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainermon.core.config import MonitorConfig, is_followed
-from trainermon.core.control import Phase
-from trainermon.core.events import DetachedEvent, FailedEvent
+from trainermon.core.config import MonitorConfig
 from trainermon.core.topology import RunIdentity
-from trainermon.core.values import Coordinates, Kind
+from trainermon.core.values import Coordinates
 from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.environment.accelerator import describe_accelerator
+from trainermon.monitor.environment.kept_settings import kept_settings
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
-from trainermon.monitor.session.agent_process import JOURNAL_BYTES_PER_ROW, AgentProcess
-from trainermon.monitor.session.api_format import metrics_of
+from trainermon.monitor.session.attached_rank import AttachedRank, number_or_none
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.monitor.session.dumps import RankDumps
-from trainermon.monitor.session.rank_spool import RankSpool, spool_of
-from trainermon.monitor.session.reconfigure import LiveReconfiguration
-from trainermon.monitor.session.run_files import MadePlaces, write_run_files
 from trainermon.monitor.session.step_loop import RankParts, StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.session.witness import RankWitness
 from trainermon.monitor.taps.training import Training
-
-logger = logging.getLogger("trainermon")
-
-MAX_TRACEBACK = 16_384
-PAGE_STEPS = 10
-"""After so many steps at the latest the log says where the page is."""
-
-_PHASES: Mapping[str, Phase] = MappingProxyType(
-    {"setup": Phase.SETUP, "checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION}
-)
-
+from trainermon.statistics.kernel import kernel_name
 
 _READABLE = (torch.strided, torch.sparse_coo)
 
-_living: weakref.WeakSet[AttachedTraining] = weakref.WeakSet()
 
-
-def _fall_silent_in_child() -> None:
-    for attached in list(_living):
-        attached.stop_in_child()
-
-
-os.register_at_fork(after_in_child=_fall_silent_in_child)
-
-
-class AttachedTraining:
-    """The monitor of one training on one rank, behind `TrainerMon`: hooks, files and agent.
-
-    Errors are raised up to the end of `start`, never after.
+class AttachedTraining(AttachedRank):
+    """The monitor of one training of torch on one rank: hooks, files and agent.
 
     Args:
         run: The run.
@@ -74,6 +40,8 @@ class AttachedTraining:
         groups: Process groups by purpose, as the user gave them.
     """
 
+    _guard: FaultGuard
+
     def __init__(
         self,
         run: RunIdentity,
@@ -82,22 +50,12 @@ class AttachedTraining:
         training: Training,
         groups: Mapping[str, Any] | None = None,
     ) -> None:
-        self.run = run
-        self._pid = os.getpid()
-        self._coordinates = coordinates
-        self._config = config
-        self._made = MadePlaces(run.directory, spool_of(run, config), coordinates)
-        try:
-            self._files = RankSpool(run, coordinates, config)
-        except BaseException:
-            self._made.remove()
-            raise
-        self._agent = AgentProcess(run, coordinates, self._files)
+        super().__init__(run, coordinates, config, FaultGuard)
         origin = DumpOrigin(run, coordinates, training, self._files.outbox, config.dump_source)
         self._parts = RankParts(
             training=training,
             groups=groups or {},
-            guard=FaultGuard(self._let_go),
+            guard=self._guard,
             journal=self._files.journal,
             page=self._files.page,
             dumps=RankDumps(origin, journal=self._files.journal, page=self._files.page),
@@ -105,183 +63,50 @@ class AttachedTraining:
             signs=partial(RunSigns, training, coordinates, self._files.outbox, run.attempt),
         )
         self._witness = RankWitness(self._files.directory, coordinates.rank, config.hang, self._parts.groups)
-        self._loop: StepLoop | None = None
-        self._first_step = 0
-        self._reconfiguration = LiveReconfiguration(self._files.page, self._files.journal, self._reconfigure)
-
-    def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
-        """Attach the hooks, write the run's files, and start the agent on local rank 0.
-
-        Args:
-            num_micro_steps: Backwards per optimizer step.
-            step: Number of the first step.
-            config_source: What the user gave as configuration: a path or a mapping.
-            notes: Sentences on keys of the configuration that have no effect, and on the model.
-        """
-        self._loop = StepLoop(
-            self._parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
-        )
-        rows = self._loop.taps.estimate_rows()
-        bytes_per_step = rows * JOURNAL_BYTES_PER_ROW
-        self._loop.start()
-        write_run_files(
-            self.run, self._coordinates, self._config, self._parts.training, bytes_per_step=bytes_per_step, notes=notes
-        )
-        if self._coordinates.local_rank == 0:  # last: whatever can be refused is refused before a process is started
-            edits = Path(config_source) if isinstance(config_source, str | Path) else None
-            self._agent.start(
-                self._config,
-                rows,
-                device=self._parts.training.device,
-                edits=edits if is_followed(self._config) else None,
-            )
-        self._first_step = step
-        _living.add(self)
 
     def stop_in_child(self) -> None:
         """Stop monitoring in a forked child: the run is its parent's."""
-        self._parts.guard.tripped = True
+        super().stop_in_child()
         self._witness.stop_in_child()
 
-    def record(self, values: Mapping[str, Any]) -> None:
-        """Record numbers of the step; raises nothing. A value that is not a number is dropped and logged."""
-        numbers = {name: number for name, value in values.items() if (number := _number(name, value)) is not None}
-        if self._loop is not None and os.getpid() == self._pid:
-            self._parts.guard.wrap(self._loop.values.record)(numbers)
+    def _make_loop(self, *, num_micro_steps: int, step: int) -> StepLoop:
+        return StepLoop(
+            self._parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
+        )
 
-    def file(self, name: str, tensor: Tensor) -> None:
-        """Record the statistics of a tensor under `name` in the step that runs; raises nothing."""
-        if self._loop is not None and os.getpid() == self._pid:
-            self._parts.guard.wrap(self._loop.values.file)({name: tensor})
+    def _described(self) -> Training:
+        return self._parts.training
 
-    def expect_micro_steps(self, number: object) -> None:
-        """Set how many backwards (micro steps) the running optimizer step has, where it is not the usual number."""
-        if not isinstance(number, int) or number < 1:
-            logger.warning("expect_micro_steps: found %r, expected a whole number, 1 or more; it has no effect", number)
-        elif self._loop is not None:
-            self._loop.steps.expect(number)
+    def _environment(self) -> Mapping[str, Any]:
+        return kept_settings()
 
-    def scale_found_loss(self, factor: float) -> None:
-        """Multiply the losses that are found without being recorded by `factor`, see `TrainerMon.scale_found_loss`."""
-        if self._loop is not None:
-            self._loop.values.scale_found_loss(factor)
+    def _accelerator(self) -> Mapping[str, Any] | None:
+        return describe_accelerator(parameter.tensor for parameter in self._parts.training.parameters)
 
-    @property
-    def rank(self) -> int:
-        """Global rank of this process."""
-        return self._coordinates.rank
+    def _kernel(self) -> str:
+        return kernel_name(self._parts.training.device)
 
-    def latest_rows(self, kind: Kind, ops: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return the statistics `ops` of the series of `kind` in the newest step that has ended, by msprobe's tags.
+    def _checked(self, config: MonitorConfig) -> MonitorConfig:
+        return check_against_model(config, self._parts.training, self._coordinates)
 
-        Waits for the device. Contained: empty after a fault, or if no step has ended.
-        """
-        if self._loop is None or os.getpid() != self._pid:
-            return {}
-        block = self._parts.guard.wrap(self._loop.collector.flushed)()
-        if block is None:
-            return {}
-        found = self._parts.guard.wrap(metrics_of)(block, self._loop.collector.table, kind, self._coordinates.rank, ops)
-        return found or {}
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Return a context in which the agent knows that this rank is busy with `name`, a checkpoint for example.
-
-        See `TrainerMon.phase`.
-        """
-        phase = _PHASES.get(name)
-        if phase is None:
-            logger.warning("phase(%r) is left out: expected one of %s", name, ", ".join(map(repr, _PHASES)))
-        if phase is None or self._loop is None or self._parts.guard.tripped or os.getpid() != self._pid:
-            yield
-            return
-        with self._loop.phases.marked(phase):
-            yield
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Take every hook away, write what is left, and wait for the agent as long as the configuration says.
-
-        `error` is the exception that ends the script, if one does.
-        """
-        if os.getpid() != self._pid:
-            return  # a forked child: the run is its parent's
-        endings: list[Callable[[], None]] = [partial(self._finish, error), self._close_files]
-        if self._coordinates.local_rank == 0 and self._config.agent.start:
-            endings.append(partial(self._agent.wait, self._config.agent))
-        endings.append(partial(self._agent.empty_outbox, self._config.agent))
-        for ending in endings:
-            _contained(ending)
-
-    def undo_start(self) -> None:
-        """Undo a `start` that has failed: remove the hooks, and the files and folders that it has made."""
-        if self._loop is not None:
-            _contained(self._loop.detach)
-        _contained(self._close_files)
-        self._made.remove()
-
-    def _close_files(self) -> None:
-        """Close the files of the spool, and release the rank's lock."""
-        self._witness.close()
-        self._files.close()
-
-    def _finish(self, error: BaseException | None) -> None:
-        if self._loop is None:
-            return
-        step = self._loop.step
-        if error is not None:
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._files.journal.append_event(FailedEvent(step=step, message=text[-MAX_TRACEBACK:]))
-        try:
-            self._loop.close(failed=error is not None)
-        finally:
-            self._files.page.beat(step, Phase.CLOSED if error is None else Phase.FAILED, time.time())
-
-    def _let_go(self, message: str) -> None:
-        """Detach after a fault of the monitor's own; the rank stays alive for the agent, but silent."""
-        if os.getpid() != self._pid:
-            return
-        if self._loop is not None:
-            self._loop.detach_taps()
-            self._files.page.beat(self._loop.step, Phase.DETACHED, time.time())
-        self._files.journal.append_event(DetachedEvent(message=message))
+    def _number(self, name: str, value: object) -> Tensor | float | None:
+        number: Tensor | float | None = number_or_none(name, value, _as_number)
+        return number
 
     def _between_steps(self, step: int) -> None:
-        """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
-        epoch = self._files.page.epoch()
-        self._parts.dumps.poll_commands(step, epoch)
+        self._parts.dumps.poll_commands(step, self._files.page.epoch())
         self._witness.notice_groups()
-        if self._agent.is_page_awaited:
-            self._agent.tell_page(is_last=step >= self._first_step + PAGE_STEPS)
-        self._reconfiguration.poll(step, epoch)
+        super()._between_steps(step)
 
-    def _reconfigure(self, wanted: MonitorConfig) -> MonitorConfig:
-        assert self._loop is not None
-        before = self._config
-        self._config = check_against_model(wanted, self._parts.training, self._coordinates)
-        self._loop.reconfigure(self._config)
-        return before
+    def _close_files(self) -> None:
+        self._witness.close()
+        super()._close_files()
 
 
-def _contained(ending: Callable[[], None]) -> None:
-    try:
-        ending()
-    except Exception:  # the border to training: whatever it is, the script goes on
-        logger.exception("the monitor could not close cleanly")
-
-
-def _readable(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "meta" or tensor.layout not in _READABLE or tensor.is_quantized or tensor.is_nested:
-        raise TypeError(f"a tensor that is {tensor.layout}, {tensor.dtype}, on {tensor.device}")
-    return tensor
-
-
-def _number(name: str, value: object) -> Tensor | float | None:
-    """Return what can be filed of a value of the script's; None for what is no number, which the log says."""
-    try:
-        return _readable(value) if isinstance(value, Tensor) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        logger.warning(
-            "record(%s=…) is left out: found %s, expected a number or a tensor (%s)", name, type(value).__name__, error
-        )
-        return None
+def _as_number(value: object) -> Tensor | float:
+    """Return a readable tensor, or a float."""
+    if not isinstance(value, Tensor):
+        return float(value)  # type: ignore[arg-type]
+    if value.device.type == "meta" or value.layout not in _READABLE or value.is_quantized or value.is_nested:
+        raise TypeError(f"a tensor that is {value.layout}, {value.dtype}, on {value.device}")
+    return value

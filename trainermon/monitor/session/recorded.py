@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainermon.core.catalogue import LOSS_SERIES, TOKENS_PER_SECOND_SERIES, TOKENS_SERIES
 from trainermon.core.values import Kind, SeriesKey
-from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import Training
+from trainermon.monitor.taps.row_collector import RowCollector
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LossFinder(Protocol):
+    """Interface of a training whose model may return the loss."""
+
+    @property
+    def roots(self) -> Sequence[object]:
+        """One module per virtual pipeline stage."""
+
+    def loss_of(self, output: Any) -> Any:
+        """Return the loss in what the last root returned; None if there is none."""
+
+
+class StepCounter(Protocol):
+    """Interface of what counts the micro steps of the step that runs."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a forward of the step has begun."""
+
+    def micro_step(self, stage: int) -> int:
+        """Return the number of the micro step whose forward runs."""
 
 
 class StepRecorder:
@@ -23,7 +45,9 @@ class StepRecorder:
         found_loss_factor: What a loss that is found is multiplied by, for models that return a share of the step's.
     """
 
-    def __init__(self, training: Training, collector: Collector, steps: MicroSteps, *, num_micro_steps: int) -> None:
+    def __init__(
+        self, training: LossFinder, collector: RowCollector, steps: StepCounter, *, num_micro_steps: int
+    ) -> None:
         self._training = training
         self._collector = collector
         self._steps = steps
@@ -54,7 +78,7 @@ class StepRecorder:
             self.filed.add(self._series_of(name, 0))
         series = self._series_of(name, number if number else None)
         self.filed.add(series)
-        if isinstance(value, Tensor):
+        if not isinstance(value, float):
             self._collector.take((series,), (value,))
             return
         self._collector.put(series, value)

@@ -13,9 +13,9 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trainermon
 from trainermon.core.config import MonitorConfig, OutputConfig, RunSettings
@@ -23,23 +23,59 @@ from trainermon.core.errors import AttachError
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
 from trainermon.core.spool import OUTBOX_FOLDER, list_ranks
 from trainermon.core.topology import RunIdentity
-from trainermon.core.values import Coordinates, as_plain
-from trainermon.monitor.environment.accelerator import describe_accelerator
-from trainermon.monitor.environment.kept_settings import kept_settings
-from trainermon.monitor.taps.training import HeldParameter, Training
+from trainermon.core.values import Coordinates, Placement, as_plain
+
+
+class OwnedParameter(Protocol):
+    """Interface of a parameter: its tensor, of any framework, and what of it this rank's optimizer holds."""
+
+    @property
+    def tensor(self) -> Any:
+        """The parameter that the model holds."""
+
+    @property
+    def owned(self) -> Placement:
+        """How what this rank's optimizer holds of it relates to the whole."""
+
+
+class NamedModule(Protocol):
+    """Interface of a module with the name that it has in the whole model."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+class DescribedTraining(Protocol):
+    """Interface of a training, as far as files tell of it."""
+
+    @property
+    def framework(self) -> str:
+        """Its name, for people."""
+
+    @property
+    def parameters(self) -> Sequence[OwnedParameter]:
+        """Every parameter that requires a gradient."""
+
+    @property
+    def modules(self) -> Sequence[NamedModule]:
+        """Every module."""
 
 
 def write_run_files(  # noqa: PLR0913  # what the files say
     run: RunIdentity,
     coordinates: Coordinates,
     config: MonitorConfig,
-    training: Training,
+    training: DescribedTraining,
     *,
     bytes_per_step: int,
+    environment: Mapping[str, Any] | None = None,
+    accelerator: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
     """Write `ranks/rank00000.json`, on rank 0 `run.json`, and on local rank 0 this node's token; return nothing.
 
+    `environment` is what is kept of the rank's surroundings, if anything; `accelerator` says on which one it trains;
     `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
 
     Raises:
@@ -48,8 +84,9 @@ def write_run_files(  # noqa: PLR0913  # what the files say
     try:
         rank_file = run.directory / "ranks" / f"rank{coordinates.rank:05d}.json"
         about_rank = _about_rank(run, coordinates, training, bytes_per_step=bytes_per_step)
-        if config.environment:
-            about_rank["environment"] = kept_settings()
+        about_rank["accelerator"] = accelerator
+        if environment is not None:
+            about_rank["environment"] = environment
         _write(rank_file, about_rank, run.directory)
         if coordinates.rank == 0:
             about_run = _about_run(run, config, world_size=coordinates.world_size, notes=notes)
@@ -103,7 +140,7 @@ class MadePlaces:
 
 
 def _about_rank(
-    run: RunIdentity, coordinates: Coordinates, training: Training, *, bytes_per_step: int
+    run: RunIdentity, coordinates: Coordinates, training: DescribedTraining, *, bytes_per_step: int
 ) -> dict[str, Any]:
     return {
         "rank": coordinates.rank,
@@ -115,7 +152,6 @@ def _about_rank(
         "parameters": sum(_num_counted(p) for p in training.parameters),
         "modules": [module.name for module in training.modules],
         "bytes_per_step": bytes_per_step,
-        "accelerator": describe_accelerator(parameter.tensor for parameter in training.parameters),
     }
 
 
@@ -164,12 +200,12 @@ def _absolute(path: str | None) -> str | None:
     return str(Path(path).absolute()) if path else None
 
 
-def _num_counted(parameter: HeldParameter) -> int:
+def _num_counted(parameter: OwnedParameter) -> int:
     """Return how many elements of the whole model this rank accounts for: over all ranks they add up to its size."""
     placement = parameter.owned
     if not placement.in_global_norm:
         return 0
-    return parameter.tensor.numel() if placement.length is None else placement.length
+    return int(parameter.tensor.numel()) if placement.length is None else placement.length
 
 
 def _write(path: Path, content: Any, top: Path) -> None:

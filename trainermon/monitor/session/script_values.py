@@ -5,15 +5,16 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trainermon.core.catalogue import STEP_TIME_SERIES
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.session.phases import CurrentStep
-from trainermon.monitor.session.recorded import StepRecorder
-from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.micro_steps import MicroSteps
+from trainermon.monitor.session.recorded import StepCounter, StepRecorder
+from trainermon.monitor.taps.row_collector import RowCollector
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
 # Steps that stay open for a loss that is recorded after them, until it is known where in the loop the script records.
@@ -37,7 +38,7 @@ class ScriptValues:
         recorder: Files values under the step that is open in the collector.
     """
 
-    def __init__(self, recorder: StepRecorder, collector: Collector, steps: MicroSteps, step: CurrentStep) -> None:
+    def __init__(self, recorder: StepRecorder, collector: RowCollector, steps: StepCounter, step: CurrentStep) -> None:
         self.recorder = recorder
         self._collector = collector
         self._steps = steps

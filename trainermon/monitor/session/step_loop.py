@@ -140,6 +140,14 @@ class StepLoop:
         self.collector.begin(self.step)
         self._prepare()
 
+    def estimate_rows(self) -> int:
+        """Return about how many rows a collected step will have."""
+        return self.taps.estimate_rows()
+
+    def expect_micro_steps(self, number: int) -> None:
+        """Set how many backwards the running step has."""
+        self.steps.expect(number)
+
     def detach_taps(self) -> None:
         """Remove every hook except those around the optimizer's step, which torch may be running right now."""
         self.taps.detach()

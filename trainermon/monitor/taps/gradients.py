@@ -153,7 +153,7 @@ class GradientTaps:
         if not present:
             self._is_taken = bool(self._taken_when_final)
             return self._is_taken
-        first = self._collector.take([self._reduced[i] for i in present], [gradients[i] for i in present])  # type: ignore[misc]
+        first = self._collector.take([self._reduced[i] for i in present], [gradients[i] for i in present])
         self._is_taken = first >= 0
         if not self._training.reduces:
             for row, i in enumerate(present, start=first):
@@ -174,7 +174,7 @@ class GradientTaps:
         for i in odd if gradients else ():
             if gradients[i] is not None:
                 series = self._collector.table.id_of(self._training.parameters[i].key(Kind.STATE, GRADIENT_AT_STEP))
-                self._collector.take((series,), (gradients[i],))  # type: ignore[arg-type]
+                self._collector.take((series,), (gradients[i],))
 
     def _watch_final(self) -> list[TapHandle]:
         parameters = self._training.parameters

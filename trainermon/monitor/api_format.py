@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainermon.core.config import OPS, MonitorConfig
 from trainermon.core.naming import COLUMNS, SeriesNames, dtype_of, shape_of, tag_of, with_shape
 from trainermon.core.values import STATISTICS, Kind, Moments, Placement, StatBlock
-from trainermon.monitor.taps.collector import SeriesNumbers
-from trainermon.statistics.kernel import moments
+from trainermon.monitor.sessions import is_of_mindspore
+from trainermon.monitor.taps.row_collector import SeriesNumbers
 
 if TYPE_CHECKING:
-    from trainermon.monitor.session.attached import AttachedTraining
+    from torch import Tensor
+
+    from trainermon.monitor.session.attached_rank import AttachedRank
 
 logger = logging.getLogger("trainermon")
 
@@ -29,7 +29,7 @@ class CallsOfMsprobe:
     """The methods that `TrainerMon` has from msprobe; safe in a training loop, raising nothing but TypeError."""
 
     _config: MonitorConfig
-    _attached: AttachedTraining | None
+    _attached: AttachedRank | None
     _ops: tuple[str, ...] | None = None
     _optimizer_of_old_call: Any = None
 
@@ -141,10 +141,29 @@ def metrics_of(block: StatBlock, table: SeriesNumbers, kind: Kind, rank: int, op
 
 def statistics_of(tensor: Tensor, ops: Sequence[str]) -> dict[str, Any]:
     """Return the statistics `ops` (`norm`, `max` …) of a tensor by name. Waits for the device."""
+    row = (_row_of_mindspore if is_of_mindspore(tensor) else _row_of_torch)(tensor)
+    placement = Placement(dtype=str(tensor.dtype), shape=tuple(tensor.shape))
+    return _chosen(Moments(*row), placement, ops)
+
+
+def _row_of_torch(tensor: Tensor) -> list[float]:
+    import torch
+
+    from trainermon.statistics.kernel import moments
+
     row = torch.empty((1, len(STATISTICS)), dtype=torch.float64, device=tensor.device)
     moments((tensor.detach(),), row)
-    placement = Placement(dtype=str(tensor.dtype), shape=tuple(tensor.shape))
-    return _chosen(Moments(*row[0].tolist()), placement, ops)
+    numbers: list[float] = row[0].tolist()
+    return numbers
+
+
+def _row_of_mindspore(tensor: Any) -> list[float]:
+    from trainermon.monitor.mindspore.rows import MomentsOfTensors
+
+    row = np.empty((1, len(STATISTICS)))
+    MomentsOfTensors().write([tensor], row)
+    numbers: list[float] = row[0].tolist()
+    return numbers
 
 
 def _chosen(row: Moments, placement: Placement | None, ops: Sequence[str]) -> dict[str, Any]:

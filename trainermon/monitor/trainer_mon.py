@@ -15,19 +15,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainermon.core.config import load_config
 from trainermon.core.errors import AttachError
-from trainermon.core.log import make_log_visible
 from trainermon.core.strict import shown
-from trainermon.core.topology import find_coordinates, name_run
-from trainermon.monitor.frameworks import detect
-from trainermon.monitor.session.api_format import CallsOfMsprobe
-from trainermon.monitor.session.attached import AttachedTraining
-from trainermon.monitor.session.checks import check_against_model, parameters_without_optimizer
+from trainermon.monitor.api_format import CallsOfMsprobe
+from trainermon.monitor.sessions import open_session
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainermon.monitor.session.attached_rank import AttachedRank
 
 logger = logging.getLogger("trainermon")
 
@@ -57,7 +56,7 @@ class TrainerMon(CallsOfMsprobe):
         self._source = config_file_path
         self._config, self._notes = load_config(config_file_path)
         self._pipeline_group = process_group
-        self._attached: AttachedTraining | None = None
+        self._attached: AttachedRank | None = None
         self._finalizer: multiprocessing.util.Finalize | None = None
 
     def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know
@@ -88,20 +87,11 @@ class TrainerMon(CallsOfMsprobe):
         """
         if isinstance(optimizer, int) and not isinstance(grad_acc_steps, int):
             optimizer, grad_acc_steps = grad_acc_steps, optimizer
-        chunks = self._checked_arguments(model, grad_acc_steps)
+        stages = self._checked_arguments(model, grad_acc_steps)
         _require_step(start_iteration)
-        _require_groups(tp_group=tp_group, dp_group=dp_group, process_group=self._pipeline_group)
         groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
-        coordinates = find_coordinates(groups=groups)
-        make_log_visible(quiet=coordinates.local_rank != 0)
-        training = detect(chunks, optimizer, coordinates, framework=self._config.framework)
-        coordinates = training.coordinates or coordinates
-        given = {purpose: group for purpose, group in groups.items() if group is not None}
-        config = check_against_model(self._config, training, coordinates)
-        left_out = parameters_without_optimizer(training)
-        notes = [*self._notes, *([left_out] if left_out else [])]
-        run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
-        attached = AttachedTraining(run, coordinates, config, training, {**training.process_groups(), **given})
+        attached, notes = open_session(stages, optimizer, self._config, groups)
+        notes = [*self._notes, *notes]
         self._attach(attached, num_micro_steps=grad_acc_steps, step=start_iteration, notes=notes)
         for note in notes:
             logger.warning("%s", note)
@@ -116,6 +106,21 @@ class TrainerMon(CallsOfMsprobe):
             values["loss"] = loss
         if self._attached is not None:
             self._attached.record(values)
+
+    def watch(self, optimizer: Any) -> Any:
+        """Return what takes the place of a MindSpore optimizer in steps that MindSpore compiles (graph mode, `jit`).
+
+        No hook runs in a compiled step. `optimizer = monitor.watch(optimizer)` after `set_monitor`, and before the step
+        is compiled, has the step itself keep the statistics of its gradients; `record`, called after each step, files
+        them. PyTorch needs none of it.
+
+        Raises:
+            AttachError: Nothing is watched, or it is no training of MindSpore, or another optimizer.
+        """
+        watch = getattr(self._attached, "watch", None)
+        if watch is None:
+            raise AttachError("watch: expected a model of MindSpore that set_monitor was called with before")
+        return watch(optimizer)
 
     def expect_micro_steps(self, number: int) -> None:
         """Set how many backward passes the step that runs has, where it is not `grad_acc_steps`.
@@ -147,7 +152,7 @@ class TrainerMon(CallsOfMsprobe):
         """Write what is left, remove every hook, and wait a bounded time for the agent to store it."""
         self._close(None)
 
-    def _attach(self, attached: AttachedTraining, *, num_micro_steps: int, step: int, notes: Sequence[str]) -> None:
+    def _attach(self, attached: AttachedRank, *, num_micro_steps: int, step: int, notes: Sequence[str]) -> None:
         try:
             attached.start(num_micro_steps=num_micro_steps, step=step, config_source=self._source, notes=notes)
         except BaseException:  # whatever it was, nothing of ours stays on the model; it goes on to the script
@@ -191,27 +196,16 @@ class TrainerMon(CallsOfMsprobe):
     ) -> None:
         self._close(error)
 
-    def _checked_arguments(self, model: object, grad_acc_steps: object) -> list[nn.Module]:
+    def _checked_arguments(self, model: object, grad_acc_steps: object) -> list[Any]:
         """Return the model's stages."""
         if self._attached is not None:
             raise AttachError("set_monitor was called already: close() this TrainerMon first, or make another one")
         chunks = list(model) if isinstance(model, list | tuple) else [model]
-        modules = [chunk for chunk in chunks if isinstance(chunk, nn.Module)]
-        if not chunks or len(modules) != len(chunks):
-            found = ", ".join(type(chunk).__name__ for chunk in chunks) or "an empty list"
-            raise AttachError(f"model: found {found}, expected a torch.nn.Module or a list of them")
         if not isinstance(grad_acc_steps, int) or isinstance(grad_acc_steps, bool) or grad_acc_steps < 1:
             raise AttachError(f"grad_acc_steps: found {shown(grad_acc_steps)}, expected a whole number, 1 or more")
-        if len({id(module) for module in modules}) < len(modules):
+        if len({id(chunk) for chunk in chunks}) < len(chunks):
             raise AttachError("model: found the same module twice in the list of virtual pipeline stages")
-        return modules
-
-
-def _require_groups(**groups: Any) -> None:
-    for name, group in groups.items():
-        # torch hands a bare object() to ranks that are no members of a new group
-        if group is not None and not hasattr(group, "size") and type(group) is not object:
-            raise AttachError(f"{name}: found {shown(group)}, expected a process group of torch.distributed, or None")
+        return chunks
 
 
 def _require_step(start_iteration: object) -> None:

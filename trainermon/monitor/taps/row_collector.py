@@ -1,0 +1,330 @@
+"""The rows of the step that is open, which series each belongs to, and their way into the journal.
+
+A tap says "these tensors are these series"; the statistics are taken at once, on the device, into the open slab. A
+series that is taken twice in one step keeps its last row; several series may share one row (one tensor, several names).
+
+A step that has ended may stay open for what the script records after it. The first row of the next step closes it,
+whichever tap takes that row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from trainermon.core.events import WarningEvent
+from trainermon.core.journal import JournalWriter
+from trainermon.core.values import STATISTICS, Placement, SeriesKey, StatBlock
+
+T = TypeVar("T")
+
+logger = logging.getLogger("trainermon")
+
+
+class RowSlab(Protocol):
+    """Interface of the memory for the rows of one step, float64 `[rows, 8]`; `statistics.slabs.Slab` says what each is.
+
+    `rows` returns what numpy reads without a copy.
+    """
+
+    step: int
+
+    def take(self, tensors: Sequence[Any]) -> int:
+        """Compute the moments of tensors into the next rows; return the index of the first."""
+
+    def copy_rows(self, first: int, count: int) -> Any:
+        """Return a copy of rows taken earlier."""
+
+    def put_rows(self, rows: Any) -> int:
+        """Append rows that `copy_rows` returned; return the index of the first."""
+
+    def any_nonfinite(self, rows: Sequence[int]) -> bool:
+        """Whether one of `rows` counts a NaN or an Inf."""
+
+    def any_nonzero(self, rows: Sequence[int]) -> bool:
+        """Whether one of `rows` has a finite element that is not zero."""
+
+    def rows(self) -> Any:
+        """Return the rows on the host."""
+
+
+class RowSlabRing(Protocol):
+    """Interface of slabs that are used in turn; `statistics.slabs.SlabRing` says what each method does."""
+
+    def begin(self, step: int) -> Any:
+        """Open a slab for `step`; None if none is free."""
+
+    def seal(self, slab: Any) -> None:
+        """End the step of an open slab."""
+
+    def ready(self) -> Sequence[Any]:
+        """Return the sealed slabs whose rows are on the host."""
+
+    def flush(self) -> Sequence[Any]:
+        """Wait for every sealed slab, and return them all."""
+
+    def put_back(self, slab: Any) -> None:
+        """Make a slab available for another step."""
+
+
+class SeriesNumbers:
+    """Gives each series a number, 0, 1, 2 …, in the order in which they are first seen; the rank's series table."""
+
+    def __init__(self) -> None:
+        self.keys: list[SeriesKey] = []
+        self.placements: list[Placement | None] = []
+        self._ids: dict[SeriesKey, int] = {}
+        self._num_written = 0
+
+    def id_of(self, key: SeriesKey, placement: Placement | None = None) -> int:
+        """Return the number of the series `key`; a series that is new gets the next one.
+
+        `placement` says how its tensor relates to the whole one.
+        """
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = len(self.keys)
+            self.keys.append(key)
+            self.placements.append(placement)
+        return found
+
+    def write_new(self, journal: JournalWriter) -> None:
+        """Append to the journal the series that it does not know yet."""
+        if self._num_written < len(self.keys):
+            journal.add_series(self.keys[self._num_written :], self.placements[self._num_written :])
+            self._num_written = len(self.keys)
+
+
+class _StepRows(NamedTuple):
+    """What was taken for one step: its slab if it has one, the rows in it by series, and numbers of the host."""
+
+    step: int
+    slab: RowSlab | None
+    rows: dict[int, int]
+    scalars: dict[int, float]
+
+
+class RowCollector:
+    """Collects the statistics of one step at a time and writes each sealed step to the journal.
+
+    Nothing here waits for a device. `muted` makes every take a no-op, while a replay runs through the same hooks.
+
+    Args:
+        ring: Memory for the rows.
+        journal: Where they go.
+        is_capturing: Tells whether a CUDA graph is being captured: then nothing is taken.
+
+    Attributes:
+        table: Which series there are.
+        refused: Tensors that were not read because a CUDA graph was being captured; the log and the journal say so
+            once. What is read then would be read at every replay of the graph.
+        latest: The newest step that was written.
+    """
+
+    def __init__(self, ring: RowSlabRing, journal: JournalWriter, is_capturing: Callable[[], bool]) -> None:
+        self.table = SeriesNumbers()
+        self.muted = False
+        self.refused = 0
+        self.latest: StatBlock | None = None
+        self._is_capturing = is_capturing
+        self._ring = ring
+        self._journal = journal
+        self._step = 0
+        self._slab: RowSlab | None = None
+        self._rows: dict[int, int] = {}
+        self._scalars: dict[int, float] = {}
+        self._ended: _StepRows | None = None
+        self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
+
+    def begin(self, step: int) -> None:
+        """Start `step`: rows belong to it from now on; its slab is taken when the first row comes.
+
+        What was taken for the step before stays open for `late` until then, or until it is sealed.
+        """
+        self.seal_ended()
+        if self.is_empty:
+            self.reset_step()
+        else:
+            self._ended = _StepRows(self._step, self._slab, self._rows, self._scalars)
+        self._become(_StepRows(step, None, {}, {}))
+
+    @contextlib.contextmanager
+    def late(self, step: int) -> Iterator[None]:
+        """Return a context in which rows belong to `step`, which has ended; it is written at the end of the context."""
+        ended, self._ended = self._ended or _StepRows(step, None, {}, {}), None
+        coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
+        self._become(ended)
+        try:
+            yield
+        finally:
+            self.seal()
+            self._become(coming)
+
+    def seal_ended(self) -> None:
+        """Write the rows of the step that has ended, if they still wait for values of `late`."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
+            self._become(ended)
+            try:
+                self.seal()
+            finally:
+                self._become(coming)
+
+    def take(self, series: Sequence[int], tensors: Sequence[Any]) -> int:
+        """Compute the eight moments of each tensor, on its device, as the row of the series at the same position.
+
+        Returns the number of the first row, or -1 if none was made.
+        """
+        if self._is_capturing():
+            self._refuse(len(tensors))
+            return -1
+        slab = self._slab or self._open()
+        if self.muted or slab is None:
+            return -1
+        first = slab.take(tensors)
+        if len(series) == 1:
+            self._rows[series[0]] = first
+        else:
+            self._rows.update(zip(series, range(first, first + len(tensors)), strict=True))
+        return first
+
+    def share(self, series: int, row: int) -> None:
+        """Give the series number `series` the row `row` of another series of this step: it is the same tensor."""
+        if row >= 0 and not self.muted:
+            self._rows[series] = row
+
+    def move(self, series: int, to: int | None) -> None:
+        """Give the row that `series` has in this step to the series `to`, whose own is replaced.
+
+        Drop it if `to` is None. For values whose series is decided by a later value.
+        """
+        _move(self._rows, series, to)
+        _move(self._scalars, series, to)
+
+    def copy_rows(self, first: int, count: int) -> Any:
+        """Return a copy of `count` rows from `first` on, on the device; None if nothing was taken."""
+        return None if first < 0 or self._slab is None else self._slab.copy_rows(first, count)
+
+    def repeat(self, series: Sequence[int], rows: Any) -> None:
+        """Give `series` the rows that `copy_rows` returned in an earlier step, as their tensors have not changed."""
+        if self._is_capturing():
+            self._refuse(len(series))
+            return
+        slab = self._open()
+        if slab is not None and not self.muted:
+            first = slab.put_rows(rows)
+            self._rows.update(zip(series, range(first, first + len(series)), strict=True))
+
+    def put(self, series: int, value: float) -> None:
+        """Record one number, which is on the host already, as the row of `series`."""
+        self._scalars[series] = value
+
+    def any_nonfinite(self, series: Iterable[int]) -> bool:
+        """Return whether a row of `series` taken in this step holds a NaN or an Inf. Waits for the device."""
+        rows = [self._rows[number] for number in series if number in self._rows]
+        return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
+
+    def any_nonzero(self, series: Iterable[int]) -> bool:
+        """Return whether a row of `series` in this step has a finite element that is not zero. Waits for the device."""
+        rows = [self._rows[number] for number in series if number in self._rows]
+        return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row was recorded for this step."""
+        return not self._rows and not self._scalars
+
+    def reset_step(self, *, but: Set[int] = frozenset()) -> None:
+        """Drop the rows of the open step, except those of the series `but`.
+
+        Without any of these its memory is used again.
+        """
+        self._rows = {series: row for series, row in self._rows.items() if series in but}
+        self._scalars = {series: value for series, value in self._scalars.items() if series in but}
+        if not self._rows and self._slab is not None:
+            self._ring.put_back(self._slab)
+            self._slab = None
+
+    def seal(self) -> None:
+        """End the step: start to copy its rows to the host, and write every step whose copy has arrived."""
+        if self._is_capturing():
+            self.reset_step()
+            return
+        slab = None if self.is_empty else self._open()
+        if slab is None:
+            self.reset_step()
+        else:
+            self._sealed.append((self._rows, self._scalars))
+            self._ring.seal(slab)
+            self._become(_StepRows(self._step, None, {}, {}))
+        self.write_ready()
+
+    def write_ready(self, *, wait: bool = False) -> None:
+        """Write to the journal the ended steps whose rows have arrived on the host; with `wait`, all of them."""
+        for slab in self._ring.flush() if wait else self._ring.ready():
+            rows, scalars = self._sealed.popleft()
+            self.table.write_new(self._journal)
+            self.latest = _block(slab, rows, scalars)
+            self._journal.append_block(self.latest)
+            self._ring.put_back(slab)
+
+    def flushed(self) -> StatBlock | None:
+        """Return the rows of the newest step that has ended; None if there is none. Waits for the device."""
+        self.seal_ended()
+        self.write_ready(wait=True)
+        return self.latest
+
+    def tell(self, message: str) -> None:
+        """Write a message to the log and to the journal."""
+        logger.warning(message)
+        self._journal.append_event(WarningEvent(message=message))
+
+    def _refuse(self, count: int) -> None:
+        if not self.refused:
+            self.tell(
+                "a CUDA graph is being captured: what runs inside of it is not watched, neither now nor when it is "
+                "replayed; capture the graph before set_monitor, or leave what is to be watched out of it"
+            )
+        self.refused += count
+
+    def _open(self) -> RowSlab | None:
+        if self._slab is None:
+            self.seal_ended()
+            self._slab = self._ring.begin(self._step)
+        return self._slab
+
+    def _become(self, taken: _StepRows) -> None:
+        self._step, self._slab, self._rows, self._scalars = taken
+
+
+def _move(taken: dict[int, T], series: int, to: int | None) -> None:
+    if series in taken:
+        value = taken.pop(series)
+        if to is not None:
+            taken[to] = value
+
+
+def _block(slab: RowSlab, rows: dict[int, int], scalars: dict[int, float]) -> StatBlock:
+    values = np.empty((len(STATISTICS), len(rows) + len(scalars)))
+    if rows:
+        values[:, : len(rows)] = np.asarray(slab.rows())[[*rows.values()]].T
+    if scalars:
+        values[:, len(rows) :] = np.array([_scalar_row(value) for value in scalars.values()]).T
+    series = np.array([*rows, *scalars], np.uint32)
+    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values)
+
+
+def _scalar_row(value: float) -> list[float]:
+    finite = value - value == 0.0
+    is_nan = value != value  # noqa: PLR0124  # the definition of NaN
+    low, high, total, square = (
+        (value, value, value, value * value) if finite else (float("inf"), -float("inf"), 0.0, 0.0)
+    )
+    return [1.0, low, high, total, square, float(value == 0.0), float(is_nan), float(not finite and not is_nan)]
