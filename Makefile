@@ -31,7 +31,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
+.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-mindspore bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -169,6 +169,9 @@ bench-check: $(READY) ## judge sound and broken results of operations and models
 
 bench-check-cost: $(READY) $(BENCH_READY) ## time check run beside mindstudio-probe, and write both verdicts into docs/check_quality.md
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -W ignore -m benchmarks.bench_check_cost --write
+
+bench-mindspore: $(MINDSPORE_READY) ## measure what watching a training of MindSpore costs
+	$(MINDSPORE_VENV)/bin/python -W ignore -m benchmarks.bench_mindspore
 
 bench-gpu: $(READY) ## measure the statistics kernels on a CUDA device
 	$(BIN)/python benchmarks/bench_statistics.py --device cuda

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.monitor.mindspore import hooks

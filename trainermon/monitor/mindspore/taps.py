@@ -79,13 +79,13 @@ class ActivationTaps:
         """Remove all hooks on cells."""
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
         self.new_step()
+        self._handles.clear()
 
     def new_step(self) -> None:
         """Release what belongs to the step that has ended."""
         self._seen.clear()
-        for watched in self._watched:
+        for watched in self._watched if self._handles else ():
             watched.micro_step = -1
 
     def forget_seen(self) -> None:

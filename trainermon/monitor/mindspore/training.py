@@ -27,6 +27,7 @@ _STATE_KINDS = MappingProxyType(
         "exp_avg_sq": Kind.EXP_AVG_SQ,
     }
 )
+_RECOMPUTING = "_recompute_cell"  # what `Cell.recompute` puts into a cell: it is no cell of the script's
 _FLOATS = frozenset({mindspore.float32, mindspore.float16, mindspore.bfloat16, mindspore.float64})
 
 
@@ -111,6 +112,7 @@ class CellTraining:
             WatchedCell(well_formed(name), cell, stage)
             for stage, root in enumerate(self.roots)
             for name, cell in root.cells_and_names()
+            if name.rpartition(".")[2] != _RECOMPUTING
         ]
         stages = {id(p): stage for stage, root in enumerate(self.roots) for p in root.get_parameters()}
         self.parameters = [

@@ -54,7 +54,7 @@ class ParameterTaps:
         if before != held:
             series = [self._number(kind, index, values[index]) for index in held]  # type: ignore[arg-type]
             self._taken[kind] = held, series
-        self._collector.take(series, [values[index] for index in held])  # type: ignore[misc]
+        self._collector.take(series, [values[index] for index in held])
 
     def _number(self, kind: Kind, index: int, value: Tensor) -> int:
         number = self._series.get((kind, index))
