@@ -25,7 +25,7 @@ MAX_CALLS = 64
 """Calls of a cell within a micro step that are collected."""
 
 
-class _Tapped:
+class _TappedCell:
     """A cell, and how often it was called in which micro step."""
 
     __slots__ = ("calls", "cell", "micro_step")
@@ -35,7 +35,7 @@ class _Tapped:
         self.micro_step = self.calls = -1
 
 
-class _Seen:
+class _ReadTensor:
     """A tensor that was read just now: its row, and the series that its gradient will have."""
 
     __slots__ = ("gradient_series", "row", "tensor", "version")
@@ -59,12 +59,12 @@ class ActivationTaps:
     def __init__(
         self, cells: Sequence[WatchedCell], collector: RowCollector, steps: CellSteps, guard: PlainFaultGuard
     ) -> None:
-        self._watched = [_Tapped(cell) for cell in cells]
+        self._watched = [_TappedCell(cell) for cell in cells]
         self._collector = collector
         self._steps = steps
         self._guard = guard
         self._handles: list[hooks.HookHandle] = []
-        self._seen: list[_Seen] = []
+        self._seen: list[_ReadTensor] = []
         self._forward = self._backward = self._several = True
         self.num_seen = 0
 
@@ -92,7 +92,7 @@ class ActivationTaps:
         """Release the tensors that were read last."""
         self._seen.clear()
 
-    def _enters(self, watched: _Tapped, cell: Any, args: tuple[Any, ...]) -> None:
+    def _enters(self, watched: _TappedCell, cell: Any, args: tuple[Any, ...]) -> None:
         if not self._counts(watched, cell):
             return
         micro_step = self._steps.micro_step(watched.cell.stage)
@@ -102,23 +102,23 @@ class ActivationTaps:
         self.num_seen += 1
         self._look_at(watched, "input", args)
 
-    def _leaves(self, watched: _Tapped, cell: Any, _args: Any, output: Any) -> None:
+    def _leaves(self, watched: _TappedCell, cell: Any, _args: Any, output: Any) -> None:
         if self._counts(watched, cell):
             self._look_at(watched, "output", output)
 
-    def _counts(self, watched: _Tapped, cell: Any) -> bool:
+    def _counts(self, watched: _TappedCell, cell: Any) -> bool:
         is_inside = self._steps.counting or watched.cell.name == ""  # the root's own hook has ended the forward by then
         return is_inside and is_differentiated() and cell is watched.cell.cell and watched.calls < MAX_CALLS
 
-    def _look_at(self, watched: _Tapped, side: str, value: Any) -> None:
+    def _look_at(self, watched: _TappedCell, side: str, value: Any) -> None:
         for path, tensor in tensors_of(value):
             if is_readable(tensor):
                 self._look(watched, side + (path or ".0"), tensor)
 
-    def _look(self, watched: _Tapped, slot: str, tensor: Tensor) -> None:
+    def _look(self, watched: _TappedCell, slot: str, tensor: Tensor) -> None:
         seen = next((each for each in self._seen if each.tensor is tensor and each.version == tensor._version), None)
         if seen is None:
-            seen = _Seen(tensor, -1)
+            seen = _ReadTensor(tensor, -1)
             self._seen.append(seen)
             del self._seen[:-MEMORY]
         if self._forward:
@@ -138,7 +138,7 @@ class ActivationTaps:
             for number in series[1:]:
                 self._collector.share(number, row)
 
-    def _number(self, watched: _Tapped, kind: Kind, slot: str, tensor: Tensor) -> int:
+    def _number(self, watched: _TappedCell, kind: Kind, slot: str, tensor: Tensor) -> int:
         micro_step = watched.micro_step if self._several else None
         key = SeriesKey(kind, watched.cell.name, slot, watched.calls, micro_step, watched.cell.stage)
         return self._collector.table.id_of(key, placement_of(tensor))

@@ -26,7 +26,7 @@ from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, Placement, as_plain
 
 
-class OwnedParameter(Protocol):
+class DescribedParameter(Protocol):
     """Interface of a parameter: its tensor, of any framework, and what of it this rank's optimizer holds."""
 
     @property
@@ -54,7 +54,7 @@ class DescribedTraining(Protocol):
         """Its name, for people."""
 
     @property
-    def parameters(self) -> Sequence[OwnedParameter]:
+    def parameters(self) -> Sequence[DescribedParameter]:
         """Every parameter that requires a gradient."""
 
     @property
@@ -200,7 +200,7 @@ def _absolute(path: str | None) -> str | None:
     return str(Path(path).absolute()) if path else None
 
 
-def _num_counted(parameter: OwnedParameter) -> int:
+def _num_counted(parameter: DescribedParameter) -> int:
     """Return how many elements of the whole model this rank accounts for: over all ranks they add up to its size."""
     placement = parameter.owned
     if not placement.in_global_norm:
