@@ -164,7 +164,7 @@ def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, s
     if given is None:
         raise AttachError(
             "several ranks (WORLD_SIZE is set) but torch.distributed is not initialised, so they cannot agree on a "
-            "run id: call init_process_group before set_monitor (MindSpore has none), or set TRAINERMON_RUN_ID"
+            "run id: call init_process_group before set_monitor, or set TRAINERMON_RUN_ID"
         )
     attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
     return RunIdentity(run_id=given, attempt=attempt, directory=root / given)
