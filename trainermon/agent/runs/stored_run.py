@@ -173,7 +173,7 @@ class StoredRun:
             "takes_orders": False,
             "stored": True,
             "diagnosis_pages": True,
-            "left_out": "; ".join([*sorted(self._damaged), *([facts.problem] if facts.problem else [])]) or None,
+            "left_out": self._left_out(facts),
         }
 
     def lines(self, names: list[str]) -> dict[str, Any]:
@@ -318,6 +318,11 @@ class StoredRun:
     def _lies_within(self, name: str) -> bool:
         """Whether the file below the run directory is there and no link that leads out of it."""
         return (self._run_dir / name).resolve().is_relative_to(self._run_dir.resolve())
+
+    def _left_out(self, facts: RunFacts) -> str | None:
+        """Return what cannot be read, each file once: the list knows of some, reading has met others."""
+        met = [text for text in sorted(self._damaged) if text.partition(" ")[0] not in facts.problem]
+        return "; ".join([*([facts.problem] if facts.problem else []), *met]) or None
 
     @property
     def _world_size(self) -> int:
