@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from trainermon.core.errors import ConfigError
-from trainermon.rl.quantised import Moments, is_quantised, moments_of
+from trainermon.rl.quantised import TensorSums, is_quantised, moments_of
 
 MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -51,7 +51,7 @@ class TensorDigest:
     starts: tuple[int, ...] = ()
     total: int
     order: int
-    moments: Moments | None = None
+    moments: TensorSums | None = None
 
     @property
     def count(self) -> int:
@@ -91,7 +91,7 @@ class Digester:
     def __init__(self, dtype: str = "") -> None:
         self._takes_moments = is_quantised(dtype)
         self._dtype = "" if self._takes_moments else dtype
-        self._moments: dict[str, Moments | None] = {}
+        self._moments: dict[str, TensorSums | None] = {}
         self._open: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], Any, Any]] = {}
 
     def add(self, name: str, tensor: Any, starts: tuple[int, ...] = (), dtype: str = "", scale: Any = None) -> None:

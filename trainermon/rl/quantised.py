@@ -20,7 +20,7 @@ _SCALES = ("_scale", "_scale_inv")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
+class TensorSums:
     """Sums over the elements of a tensor, or of the part of one. They add up over shards and fused tensors.
 
     Attributes:
@@ -41,7 +41,7 @@ def is_quantised(dtype: str) -> bool:
     return dtype.startswith(("float8", "fp8", "int8"))
 
 
-def moments_of(tensor: Any, scale: Any = None) -> Moments | None:
+def moments_of(tensor: Any, scale: Any = None) -> TensorSums | None:
     """Return the moments of a tensor of torch, in float64; of a quantised one with its scale, of what it stands for.
 
     The scale is one number, one per row or column, or one per block. None: it is none of these. Waits for the device.
@@ -60,7 +60,7 @@ def moments_of(tensor: Any, scale: Any = None) -> Moments | None:
     else:
         step_squares = values.new_zeros(())
     variance, square_variance = step_squares.sum() / 12.0, (4.0 * squares * step_squares).sum() / 12.0
-    return Moments(
+    return TensorSums(
         total=float(values.sum()),
         squares=float(squares.sum()),
         variance=float(variance),
@@ -78,17 +78,17 @@ def is_scale(name: str) -> bool:
     return name.endswith(_SCALES)
 
 
-def added_moments(parts: Iterable[Moments | None]) -> Moments | None:
+def added_moments(parts: Iterable[TensorSums | None]) -> TensorSums | None:
     """Return the moments of what parts make together; None: those of some part are not known."""
     found = list(parts)
     known = [part for part in found if part is not None]
     if not known or len(known) < len(found):
         return None
-    fields = (field.name for field in dataclasses.fields(Moments))
-    return Moments(**{name: math.fsum(getattr(part, name) for part in known) for name in fields})
+    fields = (field.name for field in dataclasses.fields(TensorSums))
+    return TensorSums(**{name: math.fsum(getattr(part, name) for part in known) for name in fields})
 
 
-def is_within_steps(exact: Moments, quantised: Moments) -> bool:
+def is_within_steps(exact: TensorSums, quantised: TensorSums) -> bool:
     """Return whether quantisation explains how far the moments of two tensors are apart."""
     bias = quantised.variance  # squares grow by the errors' own
     return (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trainermon.rl.digest import TensorDigest, WeightDigest, added
 from trainermon.rl.names import NameMap
-from trainermon.rl.quantised import QUANTISED, Moments, added_moments, is_scale, is_within_steps
+from trainermon.rl.quantised import QUANTISED, TensorSums, added_moments, is_scale, is_within_steps
 from trainermon.rl.values import WeightCheck, WeightDifference
 
 Shape = tuple[int, ...]
@@ -30,7 +30,7 @@ class Whole:
     shape: Shape | None
     total: int
     order: int | None
-    moments: Moments | None = None
+    moments: TensorSums | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
