@@ -115,7 +115,7 @@ class TrainerMon(CallsOfMsprobe):
         them. PyTorch needs none of it.
 
         Raises:
-            AttachError: Nothing is watched, or it is no training of MindSpore, or another optimizer.
+            AttachError: Nothing is watched, or it is not a training of MindSpore, or another optimizer.
         """
         watch = getattr(self._attached, "watch", None)
         if watch is None:
