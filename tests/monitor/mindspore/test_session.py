@@ -76,7 +76,7 @@ def test_activations_and_their_gradients_are_those_of_the_script(spool):
         seen[key] = output
         output.register_hook(lambda gradient: seen.update({f"gradient of {key}": gradient}))
 
-    for _, cell in training.net.cells_and_names():
+    for cell in training.net.cells():
         cell.register_forward_hook(keep)
     monitor = watching(training, xy_distribution=True)
     training.step()

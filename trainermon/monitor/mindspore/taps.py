@@ -107,8 +107,8 @@ class ActivationTaps:
             self._look_at(watched, "output", output)
 
     def _counts(self, watched: _TappedCell, cell: Any) -> bool:
-        is_inside = self._steps.counting or watched.cell.name == ""  # the root's own hook has ended the forward by then
-        return is_inside and is_differentiated() and cell is watched.cell.cell and watched.calls < MAX_CALLS
+        is_counted = self._steps.counting and is_differentiated() and cell is watched.cell.cell
+        return is_counted and watched.calls < MAX_CALLS
 
     def _look_at(self, watched: _TappedCell, side: str, value: Any) -> None:
         for path, tensor in tensors_of(value):

@@ -96,7 +96,7 @@ class CellTraining:
         framework: Its name, for people.
         roots: The model's stages.
         optimizer: The optimizer.
-        modules: Every cell of the model, the root under the name "".
+        modules: Every cell below the roots.
         parameters: Every parameter that the optimizer steps, in the order of its gradients.
 
     Raises:
@@ -112,7 +112,7 @@ class CellTraining:
             WatchedCell(well_formed(name), cell, stage)
             for stage, root in enumerate(self.roots)
             for name, cell in root.cells_and_names()
-            if name.rpartition(".")[2] != _RECOMPUTING
+            if name and name.rpartition(".")[2] != _RECOMPUTING
         ]
         stages = {id(p): stage for stage, root in enumerate(self.roots) for p in root.get_parameters()}
         self.parameters = [
