@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainermon.dump.encode import MAX_ITEMS, encode, encode_output, tensor_form
-from trainermon.dump.forms import TensorReading, json_text
+from trainermon.dump.encode import encode, encode_output, tensor_form
+from trainermon.dump.forms import MAX_ITEMS, TensorReading, json_text
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
 
 Pair = collections.namedtuple("Pair", "a b")

@@ -7,9 +7,8 @@ that the program leaves empty (dtypes and devices).
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import EllipsisType
 from typing import Any
 
@@ -17,11 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainermon.dump.forms import TensorForm, TensorLeaf, form_head
+from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
 
-# A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
-MAX_ITEMS = 1024
-MAX_DEPTH = 16
 _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
 
 
@@ -74,7 +70,7 @@ def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:
 def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> Any:
     if _P2P is not None and isinstance(value, _P2P):
         return _message(value, slot, leaves, depth)
-    items = _named_items(value)
+    items = named_items(value)
     if items is not None:
         return {str(name): encode(item, f"{slot}.{name}", leaves, depth) for name, item in items[:MAX_ITEMS]}
     if isinstance(value, list | tuple):
@@ -91,16 +87,6 @@ def _message(operation: Any, slot: str, leaves: list[TensorLeaf], depth: int) ->
         "tag": operation.tag,
         "group_id": _process_group(operation.group or dist.group.WORLD)["group_id"],
     }
-
-
-def _named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return None
 
 
 def _placement(placement: Any) -> dict[str, Any]:

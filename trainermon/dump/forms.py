@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 quoted = encode_basestring_ascii
 _COUNTS = re.compile(r'"nans": (\d+), "infs": (\d+)')
 _CONSTANTS = {None: "null", True: "true", False: "false"}
+# A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
+MAX_ITEMS = 1024
+MAX_DEPTH = 16
 NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 
 
@@ -103,6 +106,17 @@ class ElementKind(enum.Enum):
     BOOLEAN = enum.auto()
     INTEGER = enum.auto()
     FRACTION = enum.auto()
+
+
+def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
+    """Return names and items of a mapping, a named tuple or a dataclass; None of anything else."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return None
 
 
 def json_text(value: Any) -> str:

@@ -158,7 +158,7 @@ def _row_of_torch(tensor: Tensor) -> list[float]:
 
 
 def _row_of_mindspore(tensor: Any) -> list[float]:
-    from trainermon.monitor.mindspore.rows import MomentsOfTensors
+    from trainermon.statistics.mindspore.moments import MomentsOfTensors
 
     row = np.empty((1, len(STATISTICS)))
     MomentsOfTensors().write([tensor], row)

@@ -24,11 +24,11 @@ from torch.utils import _pytree as pytree
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.fused import COMPOSITIONS
 from trainermon.core.errors import DumpError
-from trainermon.dump.encode import MAX_ITEMS
 from trainermon.dump.facts.generator_states import GENERATOR
 from trainermon.dump.files.reader import load_raw, split_key, well_formed
 from trainermon.dump.files.records import EXTRA, FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.dump.files.tensor_files import load_tensor
+from trainermon.dump.forms import MAX_ITEMS
 from trainermon.replay.dumped_modules import DumpedModule, module_call, module_result
 from trainermon.replay.precise import OperationJudgement, judge
 

@@ -4,7 +4,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from trainermon.monitor.mindspore.rows import HostSlabRing, MomentsOfTensors, is_readable
+from trainermon.monitor.mindspore.rows import HostSlabRing
+from trainermon.statistics.mindspore.moments import MomentsOfTensors, is_readable
 
 pytestmark = pytest.mark.mindspore
 

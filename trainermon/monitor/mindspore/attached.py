@@ -14,10 +14,10 @@ from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.monitor.mindspore.place import kept_settings
-from trainermon.monitor.mindspore.rows import MomentsOfTensors, is_readable
 from trainermon.monitor.mindspore.step_loop import CellLoop, CellParts
 from trainermon.monitor.mindspore.training import CellTraining
 from trainermon.monitor.session.attached_rank import AttachedRank, number_or_none
+from trainermon.statistics.mindspore.moments import MomentsOfTensors, is_readable
 
 
 class AttachedCell(AttachedRank):

@@ -8,7 +8,7 @@ from typing import Any
 from mindspore.graph.api import _pynative_executor
 
 from trainermon.hooks.containment import PlainFaultGuard
-from trainermon.monitor.mindspore import hooks
+from trainermon.hooks.mindspore import hooks
 from trainermon.monitor.mindspore.training import CellTraining
 
 is_differentiated: Callable[[], bool] = _pynative_executor.requires_grad
@@ -57,10 +57,10 @@ class CellSteps:
     def attach(self) -> None:
         """Hook the roots and one parameter."""
         for stage, root in enumerate(self._training.roots):
-            self._handles.append(hooks.before(root, self._guard, self._begins))
-            self._handles.append(hooks.behind(root, self._guard, self._ends, stage))
+            self._handles.append(hooks.before(root, self._guard.wrap(self._begins)))
+            self._handles.append(hooks.behind(root, self._guard.wrap(self._ends, stage)))
         first = self._training.parameters[0].tensor
-        self._handles.append(hooks.on_gradient(first, self._guard, self._backward_reached))
+        self._handles.append(hooks.on_gradient(first, self._guard.wrap(self._backward_reached)))
 
     def detach(self) -> None:
         """Remove the hooks."""

@@ -21,18 +21,19 @@ from trainermon.core.control import ControlPage, Phase
 from trainermon.core.journal import JournalWriter
 from trainermon.core.schedule import Schedule
 from trainermon.hooks.containment import PlainFaultGuard
+from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
-from trainermon.monitor.mindspore import hooks
 from trainermon.monitor.mindspore.graph import RowsOfGraph, WatchedOptimizer
 from trainermon.monitor.mindspore.micro_steps import CellSteps
 from trainermon.monitor.mindspore.orders import CollectOrders
-from trainermon.monitor.mindspore.rows import HostSlabRing, MomentsOfTensors
+from trainermon.monitor.mindspore.rows import HostSlabRing
 from trainermon.monitor.mindspore.taps import ActivationTaps, OptimizerTaps
 from trainermon.monitor.mindspore.training import CellTraining
 from trainermon.monitor.session.phases import CurrentStep, StepPhases
 from trainermon.monitor.session.recorded import StepRecorder
 from trainermon.monitor.session.script_values import ScriptValues
 from trainermon.monitor.taps.row_collector import RowCollector
+from trainermon.statistics.mindspore.moments import MomentsOfTensors
 
 logger = logging.getLogger("trainermon")
 
@@ -209,7 +210,10 @@ class CellLoop:
 
     def _hook_optimizer(self) -> None:
         optimizer, guard = self._parts.training.optimizer, self._parts.guard
-        self._handles += [hooks.before(optimizer, guard, self._entry), hooks.behind(optimizer, guard, self._exit)]
+        self._handles += [
+            hooks.before(optimizer, guard.wrap(self._entry)),
+            hooks.behind(optimizer, guard.wrap(self._exit)),
+        ]
 
     def _unhook_optimizer(self) -> None:
         for handle in self._handles:

@@ -11,12 +11,12 @@ from trainermon.core.catalogue import EVAL_MODE_SERIES, LEARNING_RATE_SERIES, LO
 from trainermon.core.config import MonitorConfig
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.hooks.containment import PlainFaultGuard
+from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
-from trainermon.monitor.mindspore import hooks
 from trainermon.monitor.mindspore.micro_steps import CellSteps, is_differentiated
-from trainermon.monitor.mindspore.rows import Rows, is_readable
 from trainermon.monitor.mindspore.training import CellParameter, CellTraining, WatchedCell, placement_of
 from trainermon.monitor.taps.row_collector import RowCollector
+from trainermon.statistics.mindspore.moments import Rows, is_readable
 
 MEMORY = 4
 """A cell's output is its parent's output and the next cell's input: a short memory is enough not to read it again."""
@@ -72,8 +72,8 @@ class ActivationTaps:
         """Hook each cell; `forward` and `backward` say what is recorded."""
         self._forward, self._backward, self._several = forward, backward, micro_steps > 1
         for watched in self._watched:
-            self._handles.append(hooks.before(watched.cell.cell, self._guard, self._enters, watched))
-            self._handles.append(hooks.behind(watched.cell.cell, self._guard, self._leaves, watched))
+            self._handles.append(hooks.before(watched.cell.cell, self._guard.wrap(self._enters, watched)))
+            self._handles.append(hooks.behind(watched.cell.cell, self._guard.wrap(self._leaves, watched)))
 
     def detach(self) -> None:
         """Remove all hooks on cells."""
@@ -129,7 +129,7 @@ class ActivationTaps:
                 self._collector.share(series, seen.row)
         if self._backward and tensor.is_floating_point():
             if not seen.gradient_series:
-                hooks.on_gradient(tensor, self._guard, self._gradient, seen.gradient_series)
+                hooks.on_gradient(tensor, self._guard.wrap(self._gradient, seen.gradient_series))
             seen.gradient_series.append(self._number(watched, Kind.ACTV_GRAD, slot, tensor))
 
     def _gradient(self, series: Sequence[int], gradient: Tensor) -> None:
@@ -186,7 +186,7 @@ class OptimizerTaps:
         if self._config.monitor_mbs_grad:
             for i in self._chosen:
                 parameter = self._training.parameters[i]
-                self._handles.append(hooks.on_gradient(parameter.tensor, self._guard, self._added, parameter))
+                self._handles.append(hooks.on_gradient(parameter.tensor, self._guard.wrap(self._added, parameter)))
 
     def detach(self) -> None:
         """Remove all hooks on parameters."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from mindspore import Tensor, nn
 
-from trainermon.hooks.containment import PlainContainedCall, PlainFaultGuard
+from trainermon.hooks.containment import PlainContainedCall
 
 
 class HookHandle(Protocol):
@@ -39,9 +39,9 @@ class _Deliveries(list[Any]):
         return list, ()
 
 
-def before(cell: nn.Cell, guard: PlainFaultGuard, see: Callable[..., None], *bound: Any) -> HookHandle:
-    """Have `see(*bound, cell, args)` called before each call of a cell in Python; return the hook."""
-    deliveries = _Deliveries(guard.wrap(see, *bound))
+def before(cell: nn.Cell, see: PlainContainedCall) -> HookHandle:
+    """Have `see(cell, args)` called before each call of a cell in Python; return the hook."""
+    deliveries = _Deliveries(see)
 
     def hook(of: Any, args: Any) -> None:
         deliveries.append((of, args))
@@ -50,9 +50,20 @@ def before(cell: nn.Cell, guard: PlainFaultGuard, see: Callable[..., None], *bou
     return handle
 
 
-def behind(cell: nn.Cell, guard: PlainFaultGuard, see: Callable[..., None], *bound: Any) -> HookHandle:
-    """Have `see(*bound, cell, args, output)` called after each call of a cell in Python; return the hook."""
-    deliveries = _Deliveries(guard.wrap(see, *bound))
+def before_with_kwargs(cell: nn.Cell, see: PlainContainedCall) -> HookHandle:
+    """Have `see(cell, args, kwargs)` called before each call of a cell in Python; return the hook."""
+    deliveries = _Deliveries(see)
+
+    def hook(of: Any, args: Any, kwargs: Any = None) -> None:  # compiled code gives no kwargs
+        deliveries.append((of, args, kwargs))
+
+    handle: HookHandle = cell.register_forward_pre_hook(hook, with_kwargs=True)
+    return handle
+
+
+def behind(cell: nn.Cell, see: PlainContainedCall) -> HookHandle:
+    """Have `see(cell, args, output)` called after each call of a cell in Python; return the hook."""
+    deliveries = _Deliveries(see)
 
     def hook(of: Any, args: Any, output: Any) -> None:
         deliveries.append((of, args, output))
@@ -61,9 +72,9 @@ def behind(cell: nn.Cell, guard: PlainFaultGuard, see: Callable[..., None], *bou
     return handle
 
 
-def on_gradient(tensor: Tensor, guard: PlainFaultGuard, see: Callable[..., None], *bound: Any) -> HookHandle:
-    """Have `see(*bound, gradient)` called with the gradient of a tensor or parameter; return the hook."""
-    deliveries = _Deliveries(guard.wrap(see, *bound))
+def on_gradient(tensor: Tensor, see: PlainContainedCall) -> HookHandle:
+    """Have `see(gradient)` called with the gradient of a tensor or parameter; return the hook."""
+    deliveries = _Deliveries(see)
 
     def hook(gradient: Any) -> None:
         deliveries.append((gradient,))

@@ -1,0 +1,62 @@
+"""What a cell takes and returns, in the form that msprobe's dump.json gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import EllipsisType
+from typing import Any
+
+from mindspore import Tensor
+
+from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
+
+_TENSOR = "mindspore.Tensor"
+_SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
+    (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
+    (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),
+    (EllipsisType, lambda _: {"type": "ellipsis", "value": "..."}),
+]
+
+
+def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
+    """Return what stands for `value` in dump.json, and append every tensor inside to `leaves`.
+
+    As `dump.encode.encode` does for torch: a tensor becomes a `TensorForm` without statistics, a scalar a dict of its
+    type and value; a container stays one, cut after 1 024 items or 16 levels; anything else becomes None.
+    """
+    if isinstance(value, Tensor):
+        form = tensor_form(value)
+        leaves.append(TensorLeaf(slot, value, form))
+        return form
+    if value is None or depth == 0:
+        return None
+    for kind, encoder in _SCALARS:
+        if isinstance(value, kind):
+            return encoder(value)
+    return _encode_container(value, slot, leaves, depth)
+
+
+def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> Any:
+    items = named_items(value)
+    if items is not None:
+        return {str(name): encode(item, f"{slot}.{name}", leaves, depth - 1) for name, item in items[:MAX_ITEMS]}
+    if isinstance(value, list | tuple):
+        return [encode(item, f"{slot}.{number}", leaves, depth - 1) for number, item in enumerate(value[:MAX_ITEMS])]
+    return None
+
+
+def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:
+    """Return what stands for a cell's return value, as a list: the items of a tuple, or the value alone."""
+    if isinstance(output, tuple) and not hasattr(output, "_fields"):
+        return encode(output, "output", leaves)
+    return [encode(output, "output.0", leaves)]
+
+
+def tensor_form(tensor: Tensor) -> TensorForm:
+    """Return the form of a tensor, with type, dtype and shape but without statistics; the device is not asked."""
+    return TensorForm(form_head(_TENSOR, str(tensor.dtype), tuple(tensor.shape), is_followed(tensor)))
+
+
+def is_followed(tensor: Tensor) -> bool:
+    """Return whether gradients of a tensor are computed; a version of MindSpore that does not tell says yes."""
+    return bool(getattr(tensor, "_requires_grad", True))

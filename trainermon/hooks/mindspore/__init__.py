@@ -1,0 +1,1 @@
+"""Hooks on cells and tensors of MindSpore."""

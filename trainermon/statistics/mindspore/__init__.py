@@ -1,0 +1,1 @@
+"""The moments of MindSpore's tensors."""
