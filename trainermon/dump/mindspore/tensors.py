@@ -61,7 +61,8 @@ class MindSporeTensors:
 
     def copied(self, tensor: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a copy in the host's memory."""
-        return as_array(tensor).copy()
+        copied: npt.NDArray[Any] = as_array(tensor).copy()
+        return copied
 
     def checksum(self, tensor: Tensor) -> str:
         """Return the CRC-32 of the elements' bytes in order, 8 hexadecimal digits; of bfloat16 those of its 16 bits."""
