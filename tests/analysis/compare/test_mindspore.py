@@ -1,4 +1,4 @@
-"""A dump that MindSpore made, held against torch's of the same model, weights and batch.
+"""A dump that MindSpore made, compared with torch's of the same model, weights and batch.
 
 The recorded one is of step 0 of `tests/dump/mindspore/small_model.py`, with MindSpore 2.10 on a CPU.
 """

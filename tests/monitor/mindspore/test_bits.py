@@ -9,10 +9,16 @@ from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.mindspore
 STEPS = 5
+# Compiled, MindSpore 2.10 adds no bfloat16 on a CPU, watched or not.
+CASES = [
+    (mode, dtype)
+    for mode in MODES
+    for dtype in ("float32", "bfloat16", "float16")
+    if not (mode.startswith("jit") and dtype == "bfloat16")
+]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "dtype"), CASES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_is_the_same_with_everything_collected(spool, optimizer, mode, dtype):
     bare, watched = (SmallTraining(optimizer, mode=mode, dtype=dtype) for _ in range(2))
