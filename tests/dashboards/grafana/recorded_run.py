@@ -114,7 +114,8 @@ class Rank:
         activations = [SeriesKey(kind, n, "output.0") for kind in (Kind.ACTV, Kind.ACTV_GRAD) for n in blocks]
         features = [SeriesKey(Kind.FEATURE, n, "attention_entropy") for n in blocks if n.endswith("attn")]
         loss = [SeriesKey(Kind.LOSS, "loss")] if self.coordinates.pp == 1 else []
-        return [*loss, *step, *rates, *parameters, *calls, *waits, *operands, *activations, *features]
+        later = [SeriesKey(Kind.STEP, name) for name in (*_ROLLOUTS, *_ACCELERATOR)]
+        return [*loss, *step, *rates, *parameters, *calls, *waits, *operands, *activations, *features, *later]
 
     @property
     def placements(self) -> list[Placement]:
@@ -201,6 +202,8 @@ class Rank:
             "tokens": tokens,
             "tokens_per_second": tokens / duration,
             "perplexity": math.exp(min(loss, 5)),
+            **{name: typical * math.exp(0.1 * noise) for name, typical in (_ROLLOUTS | _ACCELERATOR).items()},
+            "accelerator_throttled": float(self.is_slow(step)),
             "learning_rate": (3e-4 if key.slot == "0" else 1e-4) * min(1.0, 10 * share) * (1 - 0.8 * share),
         }[key.name]
 
@@ -217,6 +220,27 @@ class Rank:
         }[key.slot]
 
 
+# Typical values, around which those of a step lie.
+_ROLLOUTS = {"rl_mean_abs": 0.012, "rl_p99_abs": 0.08, "rl_max_abs": 0.4, "rl_ratio": 1.0, "rl_ess": 0.97}
+_ACCELERATOR = {
+    "accelerator_utilization": 0.9,
+    "accelerator_memory_bytes": 6.2e10,
+    "accelerator_memory_ratio": 0.77,
+    "accelerator_power_watts": 610.0,
+    "accelerator_temperature_celsius": 62.0,
+    "accelerator_clock_hertz": 1.7e9,
+    "accelerator_throttled": 0.0,
+}
+_SCRAPED_ACCELERATOR = {
+    "utilization_ratio": 0.9,
+    "memory_used_bytes": 6.2e10,
+    "memory_size_bytes": 8.0e10,
+    "power_watts": 610.0,
+    "temperature_celsius": 62.0,
+    "clock_hertz": 1.7e9,
+    "uncorrected_errors": 0.0,
+    "xid": 0.0,
+}
 _BROKEN = frozenset({Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, Kind.ACTV_GRAD})
 
 
@@ -270,7 +294,7 @@ class GrafanaRun:
         exposition = Exposition(
             RUN_ID,
             rules={rule.name: rule.severity for rule in load_rules()},
-            budget=SeriesBudget(per_rank=330),  # no module of the recorded run is merged, however many rules there are
+            budget=SeriesBudget(per_rank=360),  # no module of the recorded run is merged, however many rules there are
         )
         ranks = self.ranks[node * RANKS_PER_NODE : (node + 1) * RANKS_PER_NODE]
         per_scrape = int(SCRAPE_S / STEP_S)
@@ -293,6 +317,9 @@ class GrafanaRun:
             exposition.set("trainermon_rank_slowness_ratio", ratio, rank=rank.number)
             exposition.set("trainermon_rank_straggling", float(slow), rank=rank.number)
             exposition.set("trainermon_rank_hung", 0.0, rank=rank.number)
+            accelerator = {f"trainermon_accelerator_{name}": value for name, value in _SCRAPED_ACCELERATOR.items()}
+            accelerator["trainermon_accelerator_throttled"] = float(slow)
+            exposition.set_accelerator(rank.number, accelerator, uuid=f"GPU-{rank.number}", model="H100")
             exposition.set("trainermon_last_heartbeat_timestamp_seconds", now_s - 1 - step % 3, rank=rank.number)
         exposition.set_alerts(list(self._alerts(ranks, step, now_s)), now_s=now_s)
         evaluating = len(ranks) if step % 60 > 54 else 0
