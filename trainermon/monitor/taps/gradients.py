@@ -181,7 +181,7 @@ class GradientTaps:
         return [
             parameters[i].tensor.register_post_accumulate_grad_hook(self._guard.wrap(self._final, i))  # type: ignore[no-untyped-call]
             for i in self._indices
-            if parameters[i].tensor.nbytes >= WORTH_A_HOOK_BYTES
+            if _dense_bytes(parameters[i].tensor) >= WORTH_A_HOOK_BYTES
         ]
 
     def _others_hook(self) -> bool:
@@ -230,3 +230,8 @@ class GradientTaps:
         if message[:20] not in self._warned:
             self._warned.add(message[:20])
             logger.warning(message)
+
+
+def _dense_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements; `nbytes` is not defined where it is sparse."""
+    return tensor.numel() * tensor.element_size()
