@@ -23,7 +23,7 @@ from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.dump.files.waiting import has_room
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.mindspore.capture import CellCapture
-from trainermon.dump.mindspore.encoding import encode
+from trainermon.dump.mindspore.encoding import encode, is_followed
 from trainermon.dump.mindspore.writer import CellWriter
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore.hooks import on_gradient
@@ -210,7 +210,8 @@ class PrecisionDebugger:
         key = f"{name}.{count}.debug"
         self._writer.record(key, [leaf._replace(slot=leaf.slot.removeprefix(".")) for leaf in leaves])
         self._writer.add_gradients(key, value)
-        for leaf in leaves if with_gradient else ():
+        # a hook on a tensor that is not followed would have its gradient computed
+        for leaf in [leaf for leaf in leaves if with_gradient and is_followed(leaf.tensor)]:
             slot = leaf.slot.removeprefix(".")
             on_gradient(leaf.tensor, self._guard.wrap(self._gradient, f"{name}_grad.{count}.debug", slot))
 
