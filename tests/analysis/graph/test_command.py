@@ -162,5 +162,5 @@ def test_a_file_of_another_kind_is_refused_and_no_folder_is_made(ending, tmp_pat
 
     assert main(["graph", str(SOUND), "-o", str(output)]) == 1
 
-    assert "expected a name that ends in .html, .md, .vis.db, or a folder" in capsys.readouterr().err
+    assert "expected a name that ends in .html, .md, .yaml, .vis.db, or a folder" in capsys.readouterr().err
     assert not output.exists()

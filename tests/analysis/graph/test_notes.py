@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from trainermon.analysis.compare.mappings import NameMappings
-from trainermon.analysis.graph.notes import GraphNotes, HandMatch, notes_file, parse_notes, read_notes, write_notes
+from trainermon.analysis.compare.calls import compare
 from trainermon.cli import main
 from trainermon.core.errors import DumpError
+from trainermon.dashboards.graph_notes import GraphNotes, HandMatch, notes_file, parse_notes, read_notes, write_notes
 
 names = st.text(min_size=1, max_size=12)
 sides = st.lists(names, min_size=1, max_size=3).map(tuple)
@@ -26,14 +27,24 @@ all_notes = st.builds(
 
 
 def write_renamed(folder: Path) -> tuple[Path, Path]:
-    """Write two dumps of which one calls a layer otherwise."""
-    for side, name in (("target", "fc1"), ("golden", "dense")):
+    """Write two dumps of which one calls a module otherwise, and what is within it alike."""
+    for side, name in (("target", "mlp"), ("golden", "ffn")):
         data = {
-            f"Module.{name}.Linear.forward.0": forward(tensor(value=1.0), output=tensor(value=2.0)),
+            f"Module.{name}.up.Linear.forward.0": forward(tensor(value=1.0), output=tensor(value=1.5)),
+            f"Module.{name}.{name.title()}.forward.0": forward(tensor(value=1.0), output=tensor(value=2.0)),
             "Module.head.Linear.forward.0": forward(tensor(value=2.0), output=tensor(value=3.0)),
         }
         write_dump(folder / side / "step0" / "rank0", data)
     return folder / "target", folder / "golden"
+
+
+RENAMED = HandMatch(("mlp.Mlp",), ("ffn.Ffn",))
+
+
+def partners(target: Path, golden: Path) -> set[tuple[str, str]]:
+    """Return the keys of calls that `trainermon compare` holds against each other."""
+    (found,) = compare(target, golden)
+    return {(one.target.key, one.golden.key) for one in found.calls if one.target and one.golden}
 
 
 @given(all_notes)
@@ -41,24 +52,85 @@ def test_what_was_written_is_read_again(notes: GraphNotes) -> None:
     assert parse_notes(json.dumps(notes.as_json()).encode()) == notes
 
 
-def test_a_match_by_hand_counts_in_the_next_comparison(tmp_path: Path, capsys: Any) -> None:
+def test_a_match_by_hand_counts_in_the_next_comparison_and_graph(tmp_path: Path, capsys: Any) -> None:
     target, golden = write_renamed(tmp_path)
-    words = ["graph", str(target), str(golden), "--json"]
-    main(words)
-    before = json.loads(capsys.readouterr().out)[0]["verdicts"]
-    write_notes(target, GraphNotes({}, (HandMatch(("fc1.Linear",), ("dense.Linear",)),)))
-    main(words)
-    after = json.loads(capsys.readouterr().out)[0]["verdicts"]
+    head = "Module.head.Linear.forward.0"
+    assert partners(target, golden) == {(head, head)}
 
-    assert before["unmatched"] == 2
-    assert "unmatched" not in after or after["unmatched"] == 0
+    write_notes(target, GraphNotes({}, (RENAMED,)))
+
+    assert partners(target, golden) == {
+        (head, head),
+        ("Module.mlp.Mlp.forward.0", "Module.ffn.Ffn.forward.0"),
+        ("Module.mlp.up.Linear.forward.0", "Module.ffn.up.Linear.forward.0"),  # what is within goes with it
+    }
+    main(["compare", str(target), str(golden)])
+    assert "mlp = ffn (by hand): 1 calls were matched" in capsys.readouterr().out
+    main(["graph", str(target), str(golden), "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["verdicts"]["unmatched"] == 0
 
 
-def test_several_that_do_what_one_does_are_joined() -> None:
-    notes = GraphNotes({}, (HandMatch(("a.q.Linear", "a.k.Linear"), ("a.qk.Linear",)),))
-    (rule,) = notes.added_to(NameMappings()).joins
+def test_matches_become_a_mapping_file_that_says_the_same_elsewhere(tmp_path: Path, capsys: Any) -> None:
+    target, golden = write_renamed(tmp_path)
+    write_notes(target, GraphNotes({}, (RENAMED,)))
+    notes, rules = tmp_path / "saved.json", tmp_path / "match.yaml"
+    assert main(["graph", str(target), str(golden), "-o", str(rules)]) == 0
+    notes_file(target).rename(notes)
 
-    assert (rule.target, rule.golden) == (("a.q", "a.k"), ("a.qk",))
+    assert yaml.safe_load(rules.read_text()) == [{"target": "mlp", "golden": "ffn"}]
+    for file in (rules, notes):  # also what the page saves
+        for command in ("compare", "graph"):
+            capsys.readouterr()
+            assert main([command, str(target), str(golden), "--match", str(file)]) == 0
+            assert "mlp = ffn" in capsys.readouterr().out
+        main(["graph", str(target), str(golden), "--match", str(file), "--json"])
+        assert json.loads(capsys.readouterr().out)[0]["verdicts"]["unmatched"] == 0
+
+
+def test_a_mapping_file_of_nothing_is_refused(tmp_path: Path, capsys: Any) -> None:
+    target, golden = write_renamed(tmp_path)
+
+    assert main(["graph", str(target), str(golden), "-o", str(tmp_path / "match.yaml")]) == 1
+    assert "matched by hand" in capsys.readouterr().err
+
+
+def test_names_that_were_exchanged_are_matched_crosswise(tmp_path: Path) -> None:
+    for side, (one, other) in (("target", (1.0, 2.0)), ("golden", (2.0, 1.0))):
+        data = {
+            "Module.a.Linear.forward.0": forward(tensor(value=7.0), output=tensor(value=one)),
+            "Module.b.Linear.forward.0": forward(tensor(value=7.0), output=tensor(value=other)),
+        }
+        write_dump(tmp_path / side, data)
+    crossed = [(f"Module.{one}.Linear.forward.0", f"Module.{two}.Linear.forward.0") for one, two in ("ab", "ba")]
+    by_hand = (HandMatch(("a.Linear",), ("b.Linear",)), HandMatch(("b.Linear",), ("a.Linear",)))
+    write_notes(tmp_path / "target", GraphNotes({}, by_hand))
+
+    assert partners(tmp_path / "target", tmp_path / "golden") == set(crossed)
+
+
+def test_who_has_the_name_of_a_matched_module_stands_alone(tmp_path: Path) -> None:
+    write_dump(tmp_path / "golden", {"Module.b.Linear.forward.0": forward(output=tensor())})
+    data = {f"Module.{name}.Linear.forward.0": forward(output=tensor()) for name in "ab"}
+    write_dump(tmp_path / "target", data)
+    write_notes(tmp_path / "target", GraphNotes({}, (HandMatch(("a.Linear",), ("b.Linear",)),)))
+
+    found = partners(tmp_path / "target", tmp_path / "golden")
+
+    assert found == {("Module.a.Linear.forward.0", "Module.b.Linear.forward.0")}
+
+
+def test_several_that_do_what_one_does_are_joined(tmp_path: Path) -> None:
+    wide = tensor(shape=(2, 6), value=1.0)
+    data = {f"Module.a.{name}.Linear.forward.0": forward(tensor(), output=tensor(value=1.0)) for name in "qk"}
+    write_dump(tmp_path / "target", data)
+    write_dump(tmp_path / "golden", {"Module.a.qk.Linear.forward.0": forward(tensor(), output=wide)})
+    by_hand = HandMatch(("a.q.Linear", "a.k.Linear"), ("a.qk.Linear",))
+    write_notes(tmp_path / "target", GraphNotes({}, (by_hand,)))
+
+    (found,) = compare(tmp_path / "target", tmp_path / "golden")
+
+    assert [one.golden.key for one in found.calls if one.golden] == ["Module.a.qk.Linear.forward.0"]
+    assert found.members == {"Module.a.{q,k}.Linear.forward.0": tuple(data)}
 
 
 def test_the_file_lies_beside_the_dump_for_its_owner_alone(tmp_path: Path) -> None:

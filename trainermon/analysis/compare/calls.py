@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.distributed import outcomes
 from trainermon.analysis.compare.inputs import is_compare_input, read_compare_input
-from trainermon.analysis.compare.mappings import read_mappings
+from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.output.files import OutputDestination, write_files
 from trainermon.analysis.compare.summary import ComparisonOutcome
 from trainermon.core.errors import ConfigError
+from trainermon.dashboards.graph_notes import read_notes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,7 +81,7 @@ def compare(
     if target is None or golden is None:
         raise ConfigError("compare: name two dumps, or npu_path and bench_path in input_param")
     assert not isinstance(target, Mapping)
-    options = _options(options, theirs)
+    options = _options(options, theirs, Path(target))
     destination = _destination(output_path, FORMATS, theirs)
     found = []
     for pair in pairs_of(Path(target), Path(golden), options):
@@ -118,7 +119,8 @@ def compare_distributed(  # noqa: PLR0913  # as above; msprobe's names of the pa
     if target is None or golden is None:
         raise ConfigError("compare_distributed: name two folders of dumps")
     destination = _destination(output or output_path, formats, theirs)
-    return list(outcomes(Path(target), Path(golden), destination, options=_options(options, theirs)))
+    options = _options(options, theirs, Path(target))
+    return list(outcomes(Path(target), Path(golden), destination, options=options))
 
 
 def _require_known(function: str, theirs: Mapping[str, Any]) -> None:
@@ -130,7 +132,8 @@ def _require_known(function: str, theirs: Mapping[str, Any]) -> None:
             raise ConfigError(f"{function}: unknown argument {name!r}; {advice}")
 
 
-def _options(options: CompareOptions | None, theirs: MsprobeArguments) -> CompareOptions:
+def _options(options: CompareOptions | None, theirs: MsprobeArguments, target: Path) -> CompareOptions:
+    """Return the options that both kinds of arguments, and what was matched by hand beside `target`, come to."""
     options = options or CompareOptions()
     paths = {
         kind: Path(str(path))
@@ -141,7 +144,7 @@ def _options(options: CompareOptions | None, theirs: MsprobeArguments) -> Compar
         options,
         stack=theirs.get("stack_mode", options.stack),
         fuzzy=theirs.get("fuzzy_match", options.fuzzy),
-        mappings=read_mappings(**paths) if paths else options.mappings,
+        mappings=matched_by_hand(read_mappings(**paths) if paths else options.mappings, read_notes(target).matches),
     )
 
 

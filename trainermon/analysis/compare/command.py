@@ -13,7 +13,7 @@ from pathlib import Path
 from trainermon.analysis.compare.comparison import CompareOptions, Mode
 from trainermon.analysis.compare.distributed import documents, outcomes
 from trainermon.analysis.compare.inputs import read_compare_input
-from trainermon.analysis.compare.mappings import read_mappings
+from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
 from trainermon.analysis.compare.summary import render_text
@@ -21,6 +21,7 @@ from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.dashboards.graph_notes import read_notes
 
 DEFAULT = ("csv", "json")
 DEFAULT_FOLDER = Path("output")
@@ -122,8 +123,8 @@ def main(args: argparse.Namespace) -> int:
         DumpError: there is nothing to compare.
         ConfigError: it is not said what to compare, a file that is given is wrong, or no Ray cluster answers.
     """
-    options = dataclasses.replace(read_options(args), stack=not args.no_stack, ray=args.ray)
     target, golden = _sides(args)
+    options = dataclasses.replace(read_options(args, target), stack=not args.no_stack, ray=args.ray)
     if args.json:
         with ProgressBar("comparing"):
             as_json = list(documents(target, golden, options=options))
@@ -137,25 +138,27 @@ def main(args: argparse.Namespace) -> int:
     return _status([outcome.rows for outcome in found]) if args.exit_code else 0
 
 
-def read_options(args: argparse.Namespace) -> CompareOptions:
-    """Return what the arguments of `add_options` say.
+def read_options(args: argparse.Namespace, target: Path) -> CompareOptions:
+    """Return what the arguments of `add_options` say, with what was matched by hand beside the dumps at `target`.
 
     Raises:
         ConfigError: a mapping file, or the sizes of a split, are wrong.
+        DumpError: the file with what was matched by hand is damaged.
     """
+    mappings = read_mappings(
+        api=args.api_mapping,
+        cell=args.cell_mapping,
+        data=args.data_mapping,
+        layer=args.layer_mapping,
+        match=args.match,
+    )
     return CompareOptions(
         mode=Mode(args.mode) if args.mode else None,
         fuzzy=args.fuzzy,
         baseline=tuple(args.baseline) if args.baseline else None,
         target_sizes=parse_sizes(args.target_split),
         golden_sizes=parse_sizes(args.golden_split),
-        mappings=read_mappings(
-            api=args.api_mapping,
-            cell=args.cell_mapping,
-            data=args.data_mapping,
-            layer=args.layer_mapping,
-            match=args.match,
-        ),
+        mappings=matched_by_hand(mappings, read_notes(target).matches),
     )
 
 
@@ -197,7 +200,8 @@ def _add_mappings(parser: argparse.ArgumentParser) -> None:
         "--match",
         type=Path,
         metavar="FILE",
-        help="which modules of the target do together what which of the golden dump do, as q, k and v a fused one",
+        help="which modules of the target do what which of the golden dump do, one or several together, as q, k and v "
+        "a fused one; or what was matched by hand elsewhere, graph_notes.json (that of the target counts as it is)",
     )
 
 

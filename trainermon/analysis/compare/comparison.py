@@ -176,13 +176,14 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
     stage("reading dumps")
     target, golden, notes = read_sides(pair.target, pair.golden)
     members: Mapping[str, tuple[str, ...]] = {}
+    matched: Mapping[str, str] = {}
     if options.mappings.joins:
-        target, golden, members, joined = join_sides(target, golden, options.mappings.joins)
+        target, golden, members, matched, joined = join_sides(target, golden, options.mappings.joins)
         notes = (*notes, *joined)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
     calls = CallJudge(
-        match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings),
+        match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings, matched=matched),
         nesting=CallNesting(target.parents, is_same=not (target.scoped or golden.scoped)),
         measure=partial(_reported, measure, report),
         baseline=_baseline(pair, options, mode, threads),

@@ -108,6 +108,11 @@ class DumpCall(NamedTuple):
     scope: str
     items: tuple[DumpRow, ...]
 
+    @property
+    def path(self) -> str:
+        """Path of a module, without its class."""
+        return self.name.rpartition(".")[0]
+
 
 class DumpRows(NamedTuple):
     """All calls of one dump, as they are compared.

@@ -7,19 +7,22 @@ Decides what a file may hold, and says what is wrong with one. YAML, or JSON, of
 * cell mapping: `{fc1.Dense: fc1.Linear}`, modules with their classes, or parts of such names;
 * data mapping: `{Functional.dense.0.forward.input.0: Functional.linear.0.forward.input.0}`, rows;
 * layer mapping: `{Class: {path below it: path in the golden dump}}`, `TopLayer` for the outermost;
-* ours, of modules that do together what others do: a list of `{target, golden, order}`, paths with `*`.
+* ours, of modules that do what others do: a list of `{target, golden, order}`, paths with `*`, one or several on either
+  side; or `graph_notes.json`, as the page of a graph saves what was matched by hand there.
 """
 
 from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trainermon.core.errors import ConfigError
+from trainermon.core.private_files import replace_file
+from trainermon.dashboards.graph_notes import HandMatch, notes_of
 
 TOP_LAYER = "TopLayer"
 MAX_BYTES = 1 << 20
@@ -53,18 +56,29 @@ class ApiRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRule:
-    """Modules that together do on one side what one or several others do on the other side.
+    """Modules that do on one side, together where they are several, what one or several others do on the other side.
 
     Attributes:
         target: Paths of the target's modules; `*` stands for any text, the same in all.
         golden: Those of the golden dump.
         keeps_order: The elements of the joined tensors lie in the same order on both sides; if not, as where heads
             alternate, only their statistics are compared.
+        by_hand: Somebody matched them on the page of a graph.
     """
 
     target: tuple[str, ...]
     golden: tuple[str, ...]
     keeps_order: bool = True
+    by_hand: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one module stands for one other, so that nothing is joined."""
+        return len(self.target) == len(self.golden) == 1
+
+    def __str__(self) -> str:
+        """Return what is matched, as the notes of a comparison say it."""
+        return f"{' + '.join(self.target)} = {' + '.join(self.golden)}{' (by hand)' if self.by_hand else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +90,7 @@ class NameMappings:
         cell: Modules with their classes, or parts of such names.
         data: Full names of rows.
         layer: By class of the target: pairs (path below it in the target, path in the golden dump), longest first.
-        joins: Modules that are joined before calls are matched.
+        joins: Modules that are matched, or joined, before any other calls are.
     """
 
     api: Mapping[str, ApiRule] = field(default_factory=dict)
@@ -110,6 +124,33 @@ def read_mappings(
         layer=_read(layer, "layer mapping", _layers),
         joins=tuple(_read(match, "file of modules that match", _joins)),
     )
+
+
+def matched_by_hand(mappings: NameMappings, matches: Iterable[HandMatch]) -> NameMappings:
+    """Return `mappings` with what was matched by hand, as rules of these very paths, which count before the others."""
+    return replace(mappings, joins=(*_by_hand(matches), *mappings.joins))
+
+
+def write_matches(path: Path, matches: Iterable[HandMatch]) -> None:
+    """Write what was matched by hand as a file for `--match`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    import yaml
+
+    rules = [{"target": _one_or_all(rule.target), "golden": _one_or_all(rule.golden)} for rule in _by_hand(matches)]
+    replace_file(path, yaml.safe_dump(rules, sort_keys=False, allow_unicode=True).encode())
+
+
+def _one_or_all(names: tuple[str, ...]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
+
+
+def _by_hand(matches: Iterable[HandMatch]) -> Iterator[JoinRule]:
+    for one in matches:
+        target, golden = (tuple(module.rpartition(".")[0] for module in side) for side in one)
+        yield JoinRule(target=target, golden=golden, by_hand=True)
 
 
 def _read(path: Path | str | None, kind: str, parse: Any) -> Any:
@@ -160,7 +201,12 @@ def _names(value: Any) -> dict[str, str]:
 
 
 def _joins(value: Any) -> list[JoinRule]:
-    """Return the rules of a list of mappings."""
+    """Return the rules of a list of mappings, or of the notes on a graph."""
+    if isinstance(value, dict) and "matches" in value:
+        try:
+            return list(_by_hand(notes_of(value).matches))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     if not isinstance(value, list):
         raise ConfigError(f"found a {type(value).__name__} at the top, expected a list of `target: …, golden: …`")
     return [_join_rule(number, rule) for number, rule in enumerate(value, 1)]
@@ -186,10 +232,6 @@ def _join_rule(number: int, rule: Any) -> JoinRule:
         raise ConfigError(
             f"rule {number}: its paths have {max(wildcards)} times `*`, expected at most {_MAX_WILDCARDS}: write out "
             "parts of the names instead, or one rule for each"
-        )
-    if len(sides[0]) == len(sides[1]) == 1:
-        raise ConfigError(
-            f"rule {number} names one module on each side, expected several on one: map single names by -cm"
         )
     order = rule.get("order", "same")
     if order not in ("same", "other"):

@@ -52,7 +52,12 @@ def _places(call: DumpCall) -> list[str]:
 
 
 def match_calls(
-    target: DumpRows, golden: DumpRows, *, fuzzy: bool = False, mappings: NameMappings | None = None
+    target: DumpRows,
+    golden: DumpRows,
+    *,
+    fuzzy: bool = False,
+    mappings: NameMappings | None = None,
+    matched: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CallPair]:
     """Return every call of both dumps once: the target's in its order, then those that only the golden dump has.
 
@@ -62,15 +67,18 @@ def match_calls(
     Across frameworks, parallel splits and under a layer mapping all calls match by their names, in order. `fuzzy` pairs
     what is left by what is called, within which module, in which direction, in order, whatever its number and prefix. A
     data mapping may give the rows of one call to several golden calls: then there is a pair for each of these.
+    Before all that come the partners that are `matched` already, golden keys by the target's.
     """
     mappings = mappings or NameMappings()
     naming = CallNaming(mappings, target, golden)
+    partners = _known(golden, matched)
     if naming.is_in_order:
-        left = dict(_counted(golden.calls, naming.theirs))
-        ours = _counted(target.calls, naming.ours)
-        partners = {call.key: left.pop(key) for key, call in ours if key in left}
+        taken = {call.key for call in partners.values()}
+        left = dict(_counted([call for call in golden.calls if call.key not in taken], naming.theirs))
+        ours = _counted([call for call in target.calls if call.key not in partners], naming.ours)
+        partners |= {call.key: left.pop(key) for key, call in ours if key in left}
     else:
-        partners = _partners(target, golden, naming)
+        partners = _partners(target, golden, naming, partners)
         taken = {call.key for call in partners.values()}
         left = {call.key: call for call in golden.calls if call.key not in taken}
     if fuzzy:
@@ -82,18 +90,30 @@ def match_calls(
     return match_rows(pairs, target, golden, mappings.data) if mappings.data else pairs
 
 
+def _known(golden: DumpRows, matched: Mapping[str, str]) -> dict[str, DumpCall]:
+    calls = {call.key: call for call in golden.calls} if matched else {}
+    return {key: calls[partner] for key, partner in matched.items()}
+
+
 def _pair(call: DumpCall, partner: DumpCall | None, naming: CallNaming) -> CallPair:
     if partner is None or not naming.is_needed:
         return CallPair(call, partner)
     return CallPair(call, partner, naming.places(call, partner))
 
 
-def _partners(target: DumpRows, golden: DumpRows, naming: CallNaming) -> dict[str, DumpCall]:
+def _partners(
+    target: DumpRows, golden: DumpRows, naming: CallNaming, known: Mapping[str, DumpCall]
+) -> dict[str, DumpCall]:
     """Return, by key of a call of the target, its golden call; calls without one are left out."""
     ours, theirs = _split_by_kind(target.calls), _split_by_kind(golden.calls)
-    partners = _same_modules(ours.modules, theirs.modules, naming)
+    taken = {call.key for call in known.values()}
+    partners = dict(known) | _same_modules(
+        [call for call in ours.modules if call.key not in known],
+        [call for call in theirs.modules if call.key not in taken],
+        naming,
+    )
     partners |= _same_functions(ours.functions, theirs.functions, (target, golden), partners, naming)
-    partners |= _backwards(ours, theirs, partners)
+    partners = _backwards(ours, theirs, partners) | partners
     taken = {call.key for call in partners.values()}
     left = dict(_numbered((call for call in theirs.backwards if call.key not in taken), naming.theirs))
     lone = _numbered((call for call in ours.backwards if call.key not in partners), naming.ours)

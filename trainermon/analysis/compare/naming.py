@@ -52,7 +52,7 @@ class CallNaming:
     def theirs(self, call: DumpCall) -> str:
         """Return the common name of a call of the golden dump."""
         if call.family == MODULE:
-            return _path_of(call) if self._drops_classes else f"{MODULE}.{call.name}"
+            return call.path if self._drops_classes else f"{MODULE}.{call.name}"
         name = _full_name(call) if self._target_is_foreign else self._foreign_function(call)
         return self._scoped(call.scope, name)
 
@@ -83,7 +83,7 @@ class CallNaming:
 
     def _module(self, call: DumpCall) -> str:
         if self._mappings.layer:
-            return self._path(_path_of(call))
+            return self._path(call.path)
         name = self._cell(call.name)
         return name.rpartition(".")[0] if self._crosses else f"{MODULE}.{name}"
 
@@ -136,10 +136,6 @@ class CallNaming:
 
 def _full_name(call: DumpCall) -> str:
     return f"{call.family}.{call.name}" if call.family else call.key
-
-
-def _path_of(call: DumpCall) -> str:
-    return call.name.rpartition(".")[0]
 
 
 def _classes(calls: Iterable[DumpCall]) -> Mapping[str, str]:

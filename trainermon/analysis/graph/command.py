@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
@@ -14,13 +13,13 @@ from pathlib import Path
 
 from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
+from trainermon.analysis.compare.mappings import write_matches
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
 from trainermon.analysis.graph.first import first_of
 from trainermon.analysis.graph.index import open_index
 from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
 from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
-from trainermon.analysis.graph.notes import read_notes
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (
     BESIDE,
@@ -40,12 +39,14 @@ from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
 from trainermon.core.terminal.manners import has_colour, note
 from trainermon.core.terminal.progress import ProgressBar, counted
+from trainermon.dashboards.graph_notes import notes_file, read_notes
 
 DIFFERENT = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 NESTS = ("stack",)
 _PAGE = ".html"
-_ENDINGS = (_PAGE, ".md", SUFFIX)
+_MATCHES = ".yaml"
+_ENDINGS = (_PAGE, ".md", _MATCHES, SUFFIX)
 _REFUSED = (".pdf", ".png", ".svg", ".json", ".txt", ".csv", ".htm", ".xlsx", ".db")
 _DEPTH = 1
 _MAX_OPEN = 2
@@ -99,8 +100,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write one page (.html), a text for an issue (.md), or msprobe's plugin's file (.vis.db); into a folder "
-        "the last of these, named as msprobe does",
+        help="write one page (.html), a text for an issue (.md), what was matched by hand as rules for --match (.yaml) "
+        "or msprobe's plugin's file (.vis.db); into a folder the last of these, named as msprobe does",
     )
     parser.add_argument(
         "--details",
@@ -153,6 +154,11 @@ def main(args: argparse.Namespace) -> int:
         raise DumpError("nothing to draw was named: expected a dump, or a folder of dumps")
     if args.output is not None and not args.output.name.endswith(_ENDINGS):
         args.output = _named_as_msprobe(args.output, "build" if args.golden is None else "compare")
+    if args.output is not None and args.output.suffix == _MATCHES and not read_notes(args.path).matches:
+        raise DumpError(
+            f"{notes_file(args.path)} has no modules that were matched by hand: open the page with --serve, select "
+            "them there, and press m"
+        )
     reports, server = _run(args)
     if server is not None:
         serve(server)
@@ -161,8 +167,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | None]:
     """Read the graphs and print them; return what there is of them, and the server that is asked for."""
-    options, notes = read_options(args), read_notes(args.path)
-    options = dataclasses.replace(options, mappings=notes.added_to(options.mappings))
+    options = read_options(args, args.path)
     places = find_levels(args.path, args.golden, args.level, options=options, step=args.step, rank=args.rank)
     maker = _maker(args, options, len(places))
     opened = None
@@ -290,14 +295,17 @@ def _told(reports: Sequence[GraphReport]) -> list[GraphReport]:
 
 def _write(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
     """Write what `-o` asks for, but for a database, which is written while graphs are read."""
-    if args.output.suffix == ".md":
-        try:
-            replace_file(args.output, (_shown(_told(reports)).markdown or "").encode())
-        except OSError as error:
-            raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
-    elif args.output.suffix == _PAGE:
+    if args.output.suffix == _PAGE:
         details = chain.from_iterable(one.details or () for one in reports) if args.details == BESIDE else None
         write_page(_drawn(args, reports), args.output, details)
+        return
+    try:
+        if args.output.suffix == ".md":
+            replace_file(args.output, (_shown(_told(reports)).markdown or "").encode())
+        elif args.output.suffix == _MATCHES:
+            write_matches(args.output, read_notes(args.path).matches)
+    except OSError as error:
+        raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
 
 
 def _shown(reports: Sequence[GraphReport]) -> GraphReport:

@@ -48,7 +48,8 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump, it is damaged, or no call was made in the file that was asked for.
     """
     with ProgressBar("reading dumps"):
-        report = read_report(args.path, args.golden, step=args.step, rank=args.rank, options=read_options(args))
+        options = read_options(args, args.path)
+        report = read_report(args.path, args.golden, step=args.step, rank=args.rank, options=options)
     if args.json:
         sys.stdout.write(json.dumps(as_document(report), indent=1) + "\n")
     else:

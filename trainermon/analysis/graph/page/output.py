@@ -12,7 +12,6 @@ from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.levels import axes_of
 from trainermon.analysis.graph.meetings import RankMeetings
-from trainermon.analysis.graph.notes import NO_NOTES, GraphNotes
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
 from trainermon.analysis.graph.page.packing import DrawnRank, PackedRank, pack, pack_rank
@@ -24,6 +23,7 @@ from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
 from trainermon.dashboards.graph_details import SUFFIX as DETAILS_SUFFIX
 from trainermon.dashboards.graph_details import pack_detail, pack_details
+from trainermon.dashboards.graph_notes import NO_NOTES, GraphNotes
 
 FOUND, BESIDE = "found", "beside"
 DETAILS = ("all", FOUND, BESIDE)

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from trainermon.analysis.graph.findings import GraphFindings, worst_within
 from trainermon.analysis.graph.flow import FlowSummary
 from trainermon.analysis.graph.meetings import NO_MEETINGS, RankMeetings
-from trainermon.analysis.graph.notes import NO_NOTES, GraphNotes
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.measures import measure
 from trainermon.analysis.graph.tree import GraphTree
+from trainermon.dashboards.graph_notes import NO_NOTES, GraphNotes
 from trainermon.dump.files.records import BACKWARD, FORWARD
 
 VERSION = 2

@@ -17,10 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 
-from trainermon.analysis.compare.mappings import MAX_BYTES
-from trainermon.analysis.graph.notes import notes_file, parse_notes, write_notes
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.core.errors import DumpError
+from trainermon.dashboards.graph_notes import MAX_BYTES, notes_file, parse_notes, write_notes
 from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEADERS, policy_of
 
 LOOPBACK = "127.0.0.1"

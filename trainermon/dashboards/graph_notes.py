@@ -1,21 +1,19 @@
 """What a person has written at the nodes of a graph, and which modules they have matched by hand: beside the dump.
 
-It is read again with the next comparison: what was matched is compared as if a mapping had said so.
+The next graph shows the notes, and every comparison heeds the matches. Read and written by whoever serves the page.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainermon.analysis.compare.mappings import MAX_BYTES, JoinRule, NameMappings
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
 
 NOTES_FILE = "graph_notes.json"
+MAX_BYTES = 1 << 20
 _MAX_TEXT = 10_000
 
 
@@ -40,13 +38,6 @@ class GraphNotes(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return what the file and the page hold."""
         return {"notes": self.notes, "matches": [one._asdict() for one in self.matches]}
-
-    def added_to(self, mappings: NameMappings) -> NameMappings:
-        """Return `mappings` with what was matched by hand: single modules by name, several as those that are joined."""
-        single = {one.target[0]: one.golden[0] for one in self.matches if len(one.target) == len(one.golden) == 1}
-        several = [one for one in self.matches if len(one.target) + len(one.golden) > 2]
-        joins = tuple(JoinRule(target=_paths(one.target), golden=_paths(one.golden)) for one in several)
-        return dataclasses.replace(mappings, cell={**mappings.cell, **single}, joins=(*mappings.joins, *joins))
 
 
 NO_NOTES = GraphNotes({}, ())
@@ -85,7 +76,15 @@ def parse_notes(content: bytes) -> GraphNotes:
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"found more than {MAX_BYTES >> 20} MiB, expected notes")
-    found = json.loads(content)
+    return notes_of(json.loads(content))
+
+
+def notes_of(found: Any) -> GraphNotes:
+    """Return the notes in parsed JSON.
+
+    Raises:
+        ValueError: They are not of that form.
+    """
     if not isinstance(found, dict) or not {"notes", "matches"} >= set(found):
         raise ValueError("expected an object with notes and matches")
     notes, matches = found.get("notes", {}), found.get("matches", [])
@@ -111,7 +110,3 @@ def _match(value: Any) -> HandMatch:
         if not isinstance(side, list) or not side or not all(isinstance(one, str) and one for one in side):
             raise ValueError("matches: expected a target and a golden, each a list of modules with their classes")
     return HandMatch(tuple(sides[0]), tuple(sides[1]))
-
-
-def _paths(modules: Sequence[str]) -> tuple[str, ...]:
-    return tuple(module.rpartition(".")[0] for module in modules)
