@@ -31,7 +31,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-mindspore bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
+.PHONY: help demo test test-again test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-mindspore bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -95,6 +95,13 @@ demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it expl
 # Bytecode is kept, whatever the environment says: the hundreds of processes of the tests would each compile the package.
 test: $(READY) ## run the test suite, two files side by side; `make test WORKERS=4` runs four
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow and not mindspore" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)
+
+# More than five are a fault of the code, whatever they say alone.
+AGAIN := --last-failed --last-failed-no-failures none
+test-again: $(READY) ## run what failed last once more, with nothing beside it; refuse where it is more than five tests
+	@failed=$$($(BIN)/pytest -q --collect-only $(AGAIN) | grep -c ::); echo "$$failed failed"; test $$failed -le 5
+	$(BIN)/pytest --verbose $(AGAIN)
+	@echo "They passed alone: they depend on what runs beside them. Mend that."
 
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
 	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow and not mindspore" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
