@@ -31,6 +31,11 @@ def test_modules_stand_behind_what_they_are_given(flows, expected):
     assert list(in_execution_order(LAYER, flows)) == expected
 
 
+def test_a_module_without_a_name_is_the_whole():
+    assert in_execution_order(["", "a", "a.b"], []) == ("", "a", "a.b")
+    assert in_execution_order(["a", ""], []) == ("", "a")
+
+
 def test_flows_are_the_tensors_that_one_module_returned_and_another_was_given(tmp_path):
     x, y, mask = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 0), (4, -1.0, 3.0, 2.0, 9.0, 0, 0, 0), (4, 0.0, 0.0, 0.0, 0.0, 4, 0, 0)
     rows = {

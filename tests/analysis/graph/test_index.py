@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainermon.analysis.graph import index
+from trainermon.analysis.graph import index, reading
 from trainermon.cli import main
 
 RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
@@ -91,13 +91,40 @@ def test_what_is_damaged_is_read_again_without_a_word(
     assert kept.read_bytes() == sound
 
 
+def _replace_unseen(path: Path, content: bytes) -> None:
+    """Replace the content of a file such that size and modification time stay."""
+    before = path.stat()
+    assert len(content) <= before.st_size
+    path.write_bytes(content.ljust(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
 def test_a_dump_that_has_changed_is_read_again(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (run, "--rank", 0, "--cache", tmp_path / "cache")
     assert "Everything is finite." in _said(capsys, *words)
     path = run / "step0" / "rank0" / "dump.json"
-    when = path.stat().st_mtime_ns
-    path.write_bytes((run / "step0" / "rank2" / "dump.json").read_bytes())
-    os.utime(path, ns=(when, when + 1))
+    _replace_unseen(path, (run / "step0" / "rank2" / "dump.json").read_bytes())
+
+    assert "not finite" in _said(capsys, *words)
+
+
+def test_a_dump_that_changes_while_it_is_read_is_read_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, bad = run / "step0" / "rank0" / "dump.json", run / "step0" / "rank2" / "dump.json"
+    read = reading.read_calls
+
+    def read_then_write(directory: Path) -> Any:
+        found = read(directory)
+        _replace_unseen(path, bad.read_bytes())
+        return found
+
+    monkeypatch.setattr(reading, "read_calls", read_then_write)
+    words = (run, "--rank", 0, "--cache", tmp_path / "cache")
+    assert "Everything is finite." in _said(capsys, *words)
+    monkeypatch.undo()
 
     assert "not finite" in _said(capsys, *words)
 

@@ -1,3 +1,4 @@
+import ast
 import importlib.util
 import inspect
 import json
@@ -106,6 +107,56 @@ def test_functions_are_whole_and_the_others_are_not_kept(long_model, tmp_path):
         assert inspect.getsource(function).rstrip() in kept
     assert "unused_40" not in kept
     assert file.num_lines == len(path.read_text().splitlines())
+
+
+NESTED = """def outer():
+    x = 1
+
+    def inner():
+        y = 2
+
+        def innermost():
+            return y
+
+        return innermost
+
+    def beside():
+        return x
+
+    return inner, beside
+
+
+z = 3
+
+
+class Box:
+    @property
+    def first(self):
+        return 1
+
+    def second(self):
+        return lambda: 2
+"""
+
+
+def test_of_functions_within_one_another_the_innermost_is_kept(tmp_path):
+    path = tmp_path / "nested.py"
+    path.write_text(NESTED + "\n" * 10 + PADDING)
+    lines = path.read_text().split("\n")
+    functions = [
+        (min([node.lineno, *(part.lineno for part in node.decorator_list)]), node.end_lineno)
+        for node in ast.walk(ast.parse(NESTED))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    for wanted in range(1, NESTED.count("\n") + 1):
+        around = [one for one in functions if one[0] <= wanted <= one[1]]
+        first, last = min(around, key=lambda one: one[1] - one[0], default=(wanted, wanted))
+
+        text = sources_text([f"File {path}, line {wanted}, in f, \n x"], [], whole_files=False)
+
+        ((begin, kept),) = json.loads(text)["files"][str(path)]["parts"]
+        assert begin == max(1, first - 3)
+        assert kept.split("\n") == lines[begin - 1 : last + 3]
 
 
 def test_a_class_is_found_where_inspect_finds_it(long_model, tmp_path):

@@ -25,9 +25,9 @@ def in_execution_order(modules: Sequence[str], flows: Iterable[Flow]) -> tuple[s
     """Return `modules`, given in the order of definition, in the order in which they run, as far as `flows` tell.
 
     `flows` say which module's output another was given. Modules stay behind those that hold them. Where flows say
-    nothing or contradict one another, the given order stands.
+    nothing or contradict one another, the given order stands. The module without a name is the whole, and comes first.
     """
-    known = dict.fromkeys(name for module in modules for name in _with_outer(module))
+    known = dict.fromkeys(name for module in modules for name in _with_outer(module) if name)
     children: dict[str, list[str]] = defaultdict(list)
     for name in known:
         children[name.rpartition(".")[0]].append(name)
@@ -40,8 +40,7 @@ def in_execution_order(modules: Sequence[str], flows: Iterable[Flow]) -> tuple[s
     waiting = [""]
     while waiting:
         name = waiting.pop()
-        if name:
-            found.append(name)
+        found.append(name)
         waiting.extend(reversed(_sorted(children[name], follows)))
     listed = set(modules)
     return tuple(name for name in found if name in listed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -75,17 +75,28 @@ def read_entry(path: Path, start: int, length: int) -> dict[str, Any]:
     Raises:
         DumpError: The file has changed, and no entry stands there.
     """
+    return next(read_entries_at(path, [(start, length)]))
+
+
+def read_entries_at(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield the entry at each of `places`, the first byte and the number of bytes, of the file `path`, opened once.
+
+    Raises:
+        DumpError: The file has changed, and no entry stands there.
+    """
     with path.open("rb") as file:
-        file.seek(start)
-        text = file.read(length)
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise DumpError(f"{path} has no entry at byte {start} ({error}): it has changed since it was read") from error
-    found = value.get("value", value) if isinstance(value, dict) else None
-    if not isinstance(found, dict):
-        raise DumpError(f"{path} has no entry at byte {start}: it has changed since it was read")
-    return found
+        for start, length in places:
+            file.seek(start)
+            try:
+                value = json.loads(file.read(length))
+            except ValueError as error:
+                raise DumpError(
+                    f"{path} has no entry at byte {start} ({error}): it has changed since it was read"
+                ) from error
+            found = value.get("value", value) if isinstance(value, dict) else None
+            if not isinstance(found, dict):
+                raise DumpError(f"{path} has no entry at byte {start}: it has changed since it was read")
+            yield found
 
 
 def _entries_of(path: Path) -> Iterator[PlacedEntry]:

@@ -1,9 +1,10 @@
 """The index: reports of graphs on disk, so that dumps that have not changed are not read again.
 
 A file is a report: a magic number, the length of a JSON text, that text, the deflated columns of its part of a page one
-after the other, and a checksum of all of it. It is named after all that went into it: the report's options, and path,
-size and time of every file of the dumps. So what is stale is never found, and what is damaged is as if it were not
-there.
+after the other, and a checksum of all of it. It is named after all that went into it: the report's options, and of
+every file of the dumps path, inode, size, and the times of modification and of change, as they were before it was read.
+Who edits a file can keep its size and set the first of these times, not the second. So what is stale is not found, if
+the file system keeps that time; and what is damaged is as if it were not there.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ class GraphIndex:
 
     def find(self, maker: ReportMaker, place: GraphPlace) -> GraphReport | None:
         """Return the report that `maker` made of `place`; None: there is none, or it is damaged."""
-        if size_of(place) < self.min_bytes:
-            return None
-        path = self._path(maker, place)
         try:
+            path = self.path_of(maker, place)
+            if path is None:
+                return None
             report = _unpacked(path.read_bytes())
             os.utime(path)
         except (OSError, ValueError, LookupError, TypeError, struct.error):
             return None
         return report
 
-    def keep(self, maker: ReportMaker, place: GraphPlace, report: GraphReport) -> None:
-        """Keep a report; where the folder cannot be written to, or the dumps are small, it is not kept."""
-        if report.details is None and size_of(place) >= self.min_bytes:
+    def keep(self, path: Path, report: GraphReport) -> None:
+        """Keep a report at `path`; where the folder cannot be written to, it is not kept."""
+        if report.details is None:
             with contextlib.suppress(OSError):
                 make_private_directory(self.folder)
-                replace_file(self._path(maker, place), _packed(report))
+                replace_file(path, _packed(report))
 
     def tidy(self) -> None:
         """Remove the reports that were not used for longest, until what is left has no more than `MAX_BYTES`."""
@@ -80,7 +81,10 @@ class GraphIndex:
                 path.unlink(missing_ok=True)
                 total -= status.st_size
 
-    def _path(self, maker: ReportMaker, place: GraphPlace) -> Path:
+    def path_of(self, maker: ReportMaker, place: GraphPlace) -> Path | None:
+        """Return where the report that `maker` makes of `place` is kept, as that is now; None: it is too small."""
+        if size_of(place) < self.min_bytes:
+            return None
         known = (trainermon.__version__, VERSION, repr(maker), repr(place), list(_states(place, maker)))
         return self.folder / (hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest() + _SUFFIX)
 
@@ -114,13 +118,13 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _states(place: GraphPlace, maker: ReportMaker) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and time of what a graph is read from, folders included: a file in them may be another one."""
+def _states(place: GraphPlace, maker: ReportMaker) -> Iterator[tuple[str | int, ...]]:
+    """Yield path, inode, size and times of what a graph is read from, folders included: they tell of new files."""
     for folder in (*place.folders(), *(maker.options.baseline or ())):
         folders = [one for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
         for path in sorted((folder, *folders, *_files(folder))):
-            status = path.stat()
-            yield str(path.absolute()), status.st_size, status.st_mtime_ns
+            found = path.stat()
+            yield str(path.absolute()), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _packed(report: GraphReport) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall, communications_of, meetings
-from trainermon.analysis.graph.entries import read_entry
+from trainermon.analysis.graph.entries import read_entries_at
 from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.tree import GraphKind, NodeSide
 from trainermon.dump.files.records import DUMP_FILE, FORWARD, PARTIAL_FILE
@@ -77,12 +77,15 @@ def find_meetings(ranks: Sequence[RankCollectives]) -> list[RankMeetings]:
 def _communications(graph: DumpGraph, rank: int) -> Iterator[CommunicationCall]:
     whole = graph.directory / DUMP_FILE
     path = whole if whole.is_file() else graph.directory / PARTIAL_FILE
-    for place, node in enumerate(graph.tree.nodes):
-        if node.kind is not GraphKind.COLLECTIVE or node.direction != FORWARD or node.side is NodeSide.GOLDEN:
-            continue
-        if node.call is not None and node.call.length:
-            entry = read_entry(path, node.call.start, node.call.length)
-            yield from communications_of(CallEvent(rank, place, node.call.key), entry)
+    calls = [
+        (place, node.call)
+        for place, node in enumerate(graph.tree.nodes)
+        if node.kind is GraphKind.COLLECTIVE and node.direction == FORWARD and node.side is not NodeSide.GOLDEN
+        if node.call is not None and node.call.length
+    ]
+    entries = read_entries_at(path, [(call.start, call.length) for _, call in calls]) if calls else ()
+    for (place, call), entry in zip(calls, entries, strict=True):
+        yield from communications_of(CallEvent(rank, place, call.key), entry)
 
 
 def _numbered(calls: dict[int, list[CommunicationCall]]) -> dict[int, RankMeetings]:

@@ -47,9 +47,10 @@ def _num_workers(places: Sequence[GraphPlace]) -> int:
 
 
 def _read(maker: ReportMaker, index: GraphIndex | None, place: GraphPlace) -> GraphReport:
+    path = None if index is None else index.path_of(maker, place)  # before: what is written meanwhile is another state
     report = maker(place)
-    if index is not None:
-        index.keep(maker, place, report)
+    if index is not None and path is not None:
+        index.keep(path, report)
     return report
 
 

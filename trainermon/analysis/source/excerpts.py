@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from trainermon.dump.files.sources import NO_SOURCES, SourceFrame, Sources, parse_frame
@@ -44,7 +45,8 @@ def excerpt(frame: str, sources: Sources = NO_SOURCES) -> CodeExcerpt | None:
         return None
     first, lines, missing = _around(place, sources)
     at = place.line - first
-    context = tuple(enumerate(lines, first))[max(0, at - CONTEXT) : at + CONTEXT + 1]
+    begin = max(0, at - CONTEXT)
+    context = tuple(enumerate(lines[begin : at + CONTEXT + 1], first + begin))  # of functions with thousands of lines
     return CodeExcerpt(
         file=place.file,
         line=place.line,
@@ -61,15 +63,23 @@ def _around(place: SourceFrame, sources: Sources) -> tuple[int, tuple[str, ...],
     part = kept.around(place.line) if kept is not None else None
     if part is not None and part.lines[place.line - part.first].strip() == place.code:
         return part.first, part.lines, ""
-    lines, missing = _read(Path(place.file))
+    lines, missing = _read(place.file)
     fits = place.code and 0 < place.line <= len(lines) and lines[place.line - 1].strip() == place.code
     return 1, lines, missing or ("" if fits else "the file has changed since")
 
 
-def _read(path: Path) -> tuple[tuple[str, ...], str]:
+def _read(name: str) -> tuple[tuple[str, ...], str]:
+    path = Path(name)
     try:
-        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        if path.suffix != ".py" or not path.is_file() or (status := path.stat()).st_size > _MAX_BYTES:
             return (), "the file is not on this machine"
-        return tuple(path.read_text(encoding="utf-8").split("\n")), ""
+        return _lines(path, status.st_ino, status.st_ctime_ns), ""
     except (OSError, ValueError) as error:
         return (), f"the file cannot be read: {error}"
+
+
+@lru_cache(maxsize=8)
+def _lines(path: Path, *state: int) -> tuple[str, ...]:
+    """Return the lines of a file in this `state`; frames of one file come one after the other."""
+    del state
+    return tuple(path.read_text(encoding="utf-8").split("\n"))

@@ -10,8 +10,10 @@ import json
 import linecache
 import re
 import sys
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +67,9 @@ class SourceFile:
 
     def around(self, line: int) -> SourcePart | None:
         """Return the part in which the line with this number is, counted from 1; None: it was not kept."""
-        return next((part for part in self.parts if part.first <= line < part.first + len(part.lines)), None)
+        at = bisect_right(self.parts, line, key=attrgetter("first")) - 1
+        part = self.parts[at] if at >= 0 else None
+        return part if part is not None and line < part.first + len(part.lines) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,15 +178,10 @@ def _parts(lines: tuple[str, ...], wanted: Iterable[int], *, whole: bool) -> Ite
     if whole or len(lines) <= _SHORT_FILE:
         yield SourcePart(1, lines)
         return
-    functions = _parsed("\n".join(lines)).functions
-    ranges = []
-    for line in wanted:
-        if 0 < line <= len(lines):
-            around = [(last - first, first, last) for first, last in functions if first <= line <= last]
-            _, first, last = min(around, default=(0, line, line))
-            ranges.append((max(1, first - _AROUND), min(len(lines), last + _AROUND)))
-    begin = end = 0
-    for first, last in sorted(ranges):
+    known = sorted(line for line in wanted if 0 < line <= len(lines))
+    around = set(_innermost(_parsed("\n".join(lines)).functions, known))
+    begin, end = 1, 0
+    for first, last in sorted((max(1, first - _AROUND), min(len(lines), last + _AROUND)) for first, last in around):
         if first > end + 1:
             if end:
                 yield SourcePart(begin, lines[begin - 1 : end])
@@ -190,6 +189,24 @@ def _parts(lines: tuple[str, ...], wanted: Iterable[int], *, whole: bool) -> Ite
         end = max(end, last)
     if end:
         yield SourcePart(begin, lines[begin - 1 : end])
+
+
+def _innermost(functions: Iterable[tuple[int, int]], wanted: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the innermost of `functions` around each of the sorted lines `wanted`; the line itself if it is in none.
+
+    Functions stand within one another or apart. Costs one pass.
+    """
+    waiting = sorted(functions, key=lambda one: (-one[0], one[1]))
+    running: list[tuple[int, int]] = []
+    for line in wanted:
+        while waiting and waiting[-1][0] <= line:
+            following = waiting.pop()
+            while running and running[-1][1] < following[0]:
+                running.pop()
+            running.append(following)
+        while running and running[-1][1] < line:
+            running.pop()
+        yield running[-1] if running else (line, line)
 
 
 class _Parsed(NamedTuple):
