@@ -1,5 +1,7 @@
 """A comparison in words: what is to blame, how much, and what the screen has no room for."""
 
+import itertools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,33 @@ def test_a_parameter_that_differed_before_is_where_it_came_in(tmp_path):
     assert found.headline == f"The first difference came in with {LINEAR}.parameters.weight: {words}."
     assert found.blamed == ((LINEAR, words),)
     assert found.differs
+
+
+def layers(*weights):
+    """Return three linear layers, one behind the other, of weights that scale what they are given."""
+    values = [1.0, *itertools.accumulate(weights, operator.mul)]
+    return {
+        f"Module.fc{at}.Linear.forward.0": forward(
+            tensor(value=values[at]), output=tensor(value=values[at + 1]), parameters={"weight": tensor(value=weight)}
+        )
+        for at, weight in enumerate(weights)
+    }
+
+
+def test_what_an_earlier_step_did_to_the_parameters_is_said_once(tmp_path):
+    found = compared(tmp_path, layers(1.01, 1.25, 1.0), layers(1.0, 1.0, 1.0))
+
+    ((key, words),) = found.blamed
+    assert key == "Module.fc1.Linear.forward.0"
+    assert words.startswith("2 of 3 parameters differ before the step, this one most, by 0.2, and no")  # 0.25 of 1.25
+    assert found.headline == f"The first difference came in with {key}.parameters.weight: {words}."
+
+
+def test_single_parameters_are_each_to_blame(tmp_path):
+    found = compared(tmp_path, layers(1.25, 1.0, 1.0), layers(1.0, 1.0, 1.0))
+
+    assert [key for key, _ in found.blamed] == ["Module.fc0.Linear.forward.0"]
+    assert "parameters differ" not in found.headline
 
 
 @pytest.mark.parametrize(("result", "words"), [(1.0, "which was given other inputs"), (4.0, "by what it was given")])

@@ -78,6 +78,26 @@ def test_a_call_that_one_side_alone_has_stands_where_it_ran(words, mark, capsys)
     assert [lines[at - 1].strip(), lines[at + 1].strip()] == ["gelu", "! fc2 Linear"]
 
 
+def test_what_an_earlier_step_did_to_the_parameters_is_one_finding(tmp_path, capsys):
+    for side, weights in (("target", (1.01, 1.25, 1.02)), ("golden", (1.0, 1.0, 1.0))):
+        data = {
+            f"Module.fc{at}.Linear.forward.0": forward(
+                tensor(value=float(at)), output=tensor(value=at * weight), parameters={"weight": tensor(value=weight)}
+            )
+            for at, weight in enumerate(weights)
+        }
+        write_dump(tmp_path / side, data)
+
+    document = _document(capsys, str(tmp_path / "target"), str(tmp_path / "golden"))
+
+    (finding,) = document["findings"]
+    assert finding["path"] == "micro step 0 > forward > fc1 > weight"
+    assert finding["message"].startswith("3 of 3 parameters differ before the step")
+    assert finding["message"] in document["sentence"]
+    assert document["verdicts"]["error"] == 0
+    assert document["verdicts"]["blamed"] == 1
+
+
 def test_of_ranks_that_share_a_model_the_whole_is_shown_and_how_it_came_about(tmp_path, capsys):
     for rank in range(2):
         data = {"Module.fc.Linear.forward.0": forward(tensor(), output=tensor(shape=(2, 3), value=1.0 + rank))}

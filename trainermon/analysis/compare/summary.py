@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
@@ -69,7 +70,7 @@ class ComparisonOutcome:
 def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> ComparisonOutcome:
     """Return the outcome of a comparison, of which `files` were written."""
     rows, calls = comparison.row_counts(), comparison.call_counts()
-    blamed = comparison.blamed
+    causes = causes_of(comparison)
     only_target, only_golden = unmatched_sides(comparison)
     return ComparisonOutcome(
         target=str(comparison.target),
@@ -81,9 +82,9 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Compariso
         calls={result: calls[result] for result in RESULTS},
         only_target=only_target,
         only_golden=only_golden,
-        blamed=tuple((call.key, describe(call)) for call in blamed),
-        within=odd_within(comparison, blamed[0]) if blamed else (),
-        called_in=called_in(comparison, blamed[0]) if blamed else "",
+        blamed=tuple((one.call.key, one.words) for one in causes),
+        within=odd_within(comparison, causes[0].call) if causes else (),
+        called_in=called_in(comparison, causes[0].call) if causes else "",
         files=files,
         notes=comparison.notes,
     )
@@ -128,11 +129,10 @@ def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
 
 def headline(comparison: Comparison) -> str:
     """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding."""
-    if comparison.blamed:
-        first = comparison.blamed[0]
-        if first.origin:
-            return f"The first difference came in with {first.key}.{first.origin}: {describe(first)}."
-        return f"The first difference arose in {first.key}: {describe(first)}."
+    for call, place, words in causes_of(comparison)[:1]:
+        if place:
+            return f"The first difference came in with {call.key}.{place}: {words}."
+        return f"The first difference arose in {call.key}: {words}."
     counts = comparison.row_counts()
     differing = next((call for call in comparison.calls if call.result in (ERROR, WARNING)), None)
     if differing is not None:
@@ -144,7 +144,60 @@ def headline(comparison: Comparison) -> str:
     return f"The dumps agree: {counts[PASS]:,} rows differ by no more than rounding{missing}."
 
 
-def describe(call: CallResult) -> str:
+class BlamedPlace(NamedTuple):
+    """Where a difference began.
+
+    Attributes:
+        call: The call that is to blame.
+        place: The parameter or input of it that was different before it ran; "": what it made.
+        words: A few words on it.
+    """
+
+    call: CallResult
+    place: str
+    words: str
+
+
+def causes_of(comparison: Comparison) -> list[BlamedPlace]:
+    """Return where differences began, in the order in which that ran.
+
+    An earlier step that went wrong leaves all parameters different. So where more than half of them are, which is the
+    first difference, they are one cause: at the one that differs most.
+    """
+    causes = [BlamedPlace(call, call.origin, _described(call)) for call in comparison.blamed]
+    if not causes or not _is_parameter(causes[0].place):
+        return causes
+    known = {
+        (split_key(call.key)[0], row.target.place): (call, row)
+        for call in reversed(comparison.calls)  # of several calls the first
+        for row in call.rows
+        if call.target and call.target.direction == FORWARD
+        if row.golden and row.target and row.target.state == PARAMETERS
+    }
+    changed = [(call, row) for call, row in known.values() if row.result != PASS]
+    if len(changed) < 2 or 2 * len(changed) <= len(known):
+        return causes
+    call, row = max(changed, key=lambda one: _size_of(one[1]))
+    by = f" by {_size_of(row):.2g}," if math.isfinite(_size_of(row)) else ""
+    words = (
+        f"{len(changed):,} of {len(known):,} parameters differ before the step, this one most,{by} and no call of the "
+        "step made that: an earlier step did, or what was loaded"
+    )
+    first = BlamedPlace(call, row.target.place if row.target else "", words)
+    return [first, *(one for one in causes if not _is_parameter(one.place))]
+
+
+def _is_parameter(place: str) -> bool:
+    return place.startswith(f"{PARAMETERS}.")
+
+
+def _size_of(row: ResultRow) -> float:
+    """Return how far a row that differs is apart; what cannot be measured is infinitely far."""
+    size = row.difference.relative
+    return math.inf if size is None or math.isnan(size) else size
+
+
+def _described(call: CallResult) -> str:
     """Return a few words on how much the results of a call are apart, and how much its inputs were."""
     if call.origin:
         return _came_in(call)

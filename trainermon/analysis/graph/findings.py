@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.summary import describe, headline
+from trainermon.analysis.compare.summary import causes_of, headline
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide
 from trainermon.analysis.graph.values import GraphValue, ValueUse
@@ -98,13 +98,22 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
     """Return what `comparison` says of each node of `tree`, the tree of its target or of both sides."""
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     errors = np.full(len(tree.nodes), np.nan)
+    told = causes_of(comparison)
+    causes = {
+        (key, one.place if _is_parameter(one.place) else ""): (at, one.words)
+        for at, one in enumerate(told)
+        for key in comparison.members_of(one.call.key)
+    }
+    is_once = sum(_is_parameter(one.origin) for one in comparison.blamed) > sum(
+        _is_parameter(one.place) for one in told
+    )
     results = {
         key: result
         for result in comparison.calls
         if result.target is not None
         for key in comparison.members_of(result.key)
     }
-    found = []
+    found: list[tuple[int, GraphFinding]] = []
     for place, node in enumerate(tree.nodes):
         if node.side is not NodeSide.BOTH:
             verdicts[place] = NodeVerdict.UNMATCHED
@@ -112,12 +121,13 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
         result = results.get(node.call.key) if node.call is not None else None
         if result is None:
             continue
-        verdicts[place], errors[place] = _of_node(node, result)
-        if verdicts[place] == NodeVerdict.BLAMED:
-            found.append(GraphFinding(place, describe(result)))
-    rank = {key: at for at, result in enumerate(comparison.blamed) for key in comparison.members_of(result.key)}
-    found.sort(key=lambda one: rank.get(_key(tree.nodes[one.node]), len(rank)))
-    return GraphFindings(headline(comparison), tuple(found), verdicts, errors, nonfinite_of(tree))
+        verdicts[place], errors[place] = _of_node(node, result, is_once=is_once)
+        if (cause := causes.get((_key(node), node.slot))) is not None:
+            verdicts[place] = NodeVerdict.BLAMED
+            found.append((cause[0], GraphFinding(place, cause[1])))
+    found.sort(key=itemgetter(0))
+    findings = tuple(finding for _, finding in found)
+    return GraphFindings(headline(comparison), findings, verdicts, errors, nonfinite_of(tree))
 
 
 def worst_within(tree: GraphTree, verdicts: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -134,19 +144,25 @@ def _key(node: GraphNode) -> str:
     return node.call.key if node.call is not None else ""
 
 
-def _of_node(node: GraphNode, result: CallResult) -> tuple[NodeVerdict, float]:
-    """Return the verdict and the relative difference of a call, or of one of its parameters."""
+def _is_parameter(place: str) -> bool:
+    return place.startswith("parameters.")
+
+
+def _of_node(node: GraphNode, result: CallResult, *, is_once: bool) -> tuple[NodeVerdict, float]:
+    """Return the verdict and the relative difference of a call, or of one of its parameters, unless it is to blame.
+
+    Where parameters are to blame, that is said at these; with `is_once` at one of them alone.
+    """
     if node.kind is GraphKind.PARAMETER:
         row = next((row for row in result.rows if row.target and row.target.place == node.slot), None)
         if row is None:
             return NodeVerdict.NONE, math.nan
         size = row.difference.relative
-        is_origin = result.blamed and result.origin == node.slot
-        return NodeVerdict.BLAMED if is_origin else _VERDICTS[row.result], math.nan if size is None else size
-    verdict = _VERDICTS[result.result]
-    if result.blamed and result.origin.startswith("parameters."):  # the parameter's own node is to blame
-        return min(verdict, NodeVerdict.WARNING), result.output_error
-    return NodeVerdict.BLAMED if result.blamed else verdict, result.output_error
+        verdict = min(_VERDICTS[row.result], NodeVerdict.WARNING if is_once else NodeVerdict.ERROR)
+        return verdict, math.nan if size is None else size
+    is_explained = result.blamed and _is_parameter(result.origin)
+    verdict = min(_VERDICTS[result.result], NodeVerdict.WARNING if is_explained else NodeVerdict.ERROR)
+    return verdict, result.output_error
 
 
 def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.summary import (
     RESULTS,
     called_in,
-    describe,
+    causes_of,
     headline,
     odd_within,
     unmatched_sides,
@@ -91,7 +91,7 @@ def _sections(comparison: Comparison) -> list[tuple[str, list[CallResult]]]:
     differing = [call for call in comparison.calls if call.result not in (PASS, UNMATCHED) and not call.blamed]
     lonely = [call for call in comparison.calls if call.result == UNMATCHED]
     sections = (
-        ("Where differences arose", list(comparison.blamed)),
+        ("Where differences arose", [one.call for one in causes_of(comparison)]),
         ("What followed", differing),
         ("On one side only", lonely),
     )
@@ -127,14 +127,15 @@ def _html(comparison: Comparison) -> Iterator[str]:
 
 def _blamed_table(comparison: Comparison) -> Iterator[str]:
     yield "<table><tr><th>call<th>what<th>inputs differ by<th>results differ by<th>explained<th>called in</tr>"
-    for call in comparison.blamed[:MAX_BLAMED]:
+    causes = causes_of(comparison)
+    for call, _, words in causes[:MAX_BLAMED]:
         cells = "".join(f'<td class="n">{_size(value)}' for value in _errors(call))
-        yield f'<tr><td><code>{_text(call.key)}</code><td class="error">{_text(describe(call))}{cells}'
+        yield f'<tr><td><code>{_text(call.key)}</code><td class="error">{_text(words)}{cells}'
         yield f"<td><code>{_text(called_in(comparison, call))}</code></tr>"
-    if len(comparison.blamed) > MAX_BLAMED:
-        yield f"<tr><td>and {len(comparison.blamed) - MAX_BLAMED:,} more</tr>"
+    if len(causes) > MAX_BLAMED:
+        yield f"<tr><td>and {len(causes) - MAX_BLAMED:,} more</tr>"
     yield "</table>"
-    within = odd_within(comparison, comparison.blamed[0])
+    within = odd_within(comparison, causes[0].call)
     if within:
         yield f"<p>Within the first of them: <code>{_text(', '.join(within[:3]))}</code></p>"
 
