@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 from tests.analysis.graph.shared_dumps import write_shared
 from trainermon.analysis.compare.comparison import CompareOptions
 from trainermon.analysis.graph.levels import axes_of, find_levels, further_levels, read_at_level
+from trainermon.analysis.graph.page.output import details_of
 from trainermon.cli import main
+
+RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
 
 
 def test_put_together_they_name_the_origin_that_one_rank_cannot_know(tmp_path: Path, capsys: Any) -> None:
@@ -53,11 +57,43 @@ def test_a_page_has_each_level_that_puts_other_ranks_together(tmp_path: Path) ->
     assert kinds == ["tp 1 of 2 that differ", "2 parts, tp"]
 
 
-def test_alone_nothing_is_put_together(tmp_path: Path, capsys: Any) -> None:
-    target, _ = write_shared(tmp_path)
+@pytest.mark.parametrize("level", ["tp", "model"])
+def test_ranks_of_one_dump_are_put_together_without_another(level: str, tmp_path: Path, capsys: Any) -> None:
+    _, sound = write_shared(tmp_path)
 
-    assert main(["graph", str(target), "--level", "model"]) == 1
-    assert "name the golden dump" in capsys.readouterr().err
+    (place,) = find_levels(sound, None, level, options=CompareOptions())
+    graph = read_at_level(place, options=CompareOptions())
+
+    details = details_of(graph)
+    kinds = {
+        node.call.key: row["kind"]
+        for at, node in enumerate(graph.tree.nodes)
+        if node.call is not None and (found := details.of(at)) is not None
+        for row in found["rows"]
+        if row["place"] == "output.0"
+    }
+    # the linear layer has half of the features on each rank, the norm and the sum have the same on both
+    assert {key.split(".")[1]: kind for key, kind in kinds.items()} == {
+        "norm": "float32[2, 3]",
+        "fc1": "float32[2, 6]",
+        "fc2": "float32[2, 3]",
+    }
+    assert any("is merged from 2 ranks (tp 2)" in note for note in graph.notes)
+    assert main(["graph", str(sound), "--level", level, "-o", str(tmp_path / "page.html")]) == 0
+    assert "note: " in capsys.readouterr().out
+
+
+def test_what_is_not_finite_on_one_rank_is_named_in_the_whole(tmp_path: Path, capsys: Any) -> None:
+    for rank, name in enumerate(("faulty", "nan")):  # one multiplies by 0.5, one by NaN
+        place = tmp_path / "step0" / f"rank{rank}"
+        shutil.copytree(RECORDED / name / "step0" / "rank0", place)
+        (place / "dump_info.json").write_text(json.dumps({"rank": rank, "layout": {"axes": {"tp": [rank, 2]}}}))
+
+    main(["graph", str(tmp_path), "--level", "model", "--json"])
+
+    (document,) = json.loads(capsys.readouterr().out)
+    assert [one["key"] for one in document["findings"]] == ["Tensor.mul_.0.forward"]
+    assert document["findings"][0]["path"] == "micro step 0 > forward > layers.1 > mul_"
 
 
 @pytest.mark.parametrize("axis", ["cp", "ep"])
@@ -71,8 +107,7 @@ def test_axes_that_stay_apart_are_told(axis: str, tmp_path: Path) -> None:
     (place,) = find_levels(target, golden, "model", options=CompareOptions())
     graph = read_at_level(place, options=CompareOptions())
 
-    assert graph.comparison
-    assert f"({axis} 0)" in graph.comparison.notes[-1]
+    assert f"({axis} 0)" in graph.notes[-1]
 
 
 def test_a_database_has_the_whole_model_and_says_from_what(tmp_path: Path, capsys: Any) -> None:

@@ -10,16 +10,19 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from urllib.parse import urlencode
 
 from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
 from trainermon.analysis.compare.mappings import write_matches
+from trainermon.analysis.graph.chosen import MAX_NEAR
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
 from trainermon.analysis.graph.first import first_of
 from trainermon.analysis.graph.index import open_index
 from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
 from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
+from trainermon.analysis.graph.overlay import read_overlay
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (
     BESIDE,
@@ -74,8 +77,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--level",
         choices=LEVELS,
-        help="compare each rank, tensor parallel ranks put together, or the whole model (default: each; where both "
-        "sides share the model differently, the whole; a page has all)",
+        help="show each rank, tensor parallel ranks put together, or the whole model (default: each; where both sides "
+        "share the model differently, the whole; a page of a comparison has all)",
+    )
+    parser.add_argument(
+        "--node",
+        metavar="KEY",
+        help="tell all of this call instead of the tree: its key in the dump, or its path as the tree has it; the page "
+        "that is served opens there",
+    )
+    parser.add_argument(
+        "--overlay",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="lay your own numbers over the nodes, to colour the page by: json or csv, by a call's key, a module's "
+        "path or a parameter's name; may be repeated",
     )
     parser.add_argument(
         "--depth",
@@ -190,8 +207,17 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
     if _is_served(args):
         sys.stdout.flush()
         details = _details(maker, places, opened)
-        server = open_server(_drawn(args, reports), details, args.serve or "", in_browser=args.open)
+        place = _place_in_page(args, reports)
+        server = open_server(_drawn(args, reports), details, args.serve or "", in_browser=args.open, place=place)
     return reports, server
+
+
+def _place_in_page(args: argparse.Namespace, reports: Sequence[GraphReport]) -> str:
+    """Return the part of the address that leads to the node that was asked for; "": none was."""
+    if args.node is None:
+        return ""
+    shown = _shown(_told(reports))
+    return f"#{urlencode({'of': shown.label, 'node': shown.chosen})}"
 
 
 def _maker(args: argparse.Namespace, options: CompareOptions, num_dumps: int) -> ReportMaker:
@@ -209,6 +235,8 @@ def _maker(args: argparse.Namespace, options: CompareOptions, num_dumps: int) ->
         page=is_page or _is_served(args),
         details=args.details,
         served=args.details == BESIDE or not is_page,
+        node=args.node,
+        overlays=tuple(map(read_overlay, args.overlay)),
     )
 
 
@@ -279,6 +307,9 @@ def _write_database(args: argparse.Namespace, places: Sequence[GraphPlace], make
 
 def _show(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
     told = _told(reports)
+    if args.node is not None and all(one.chosen is None for one in told):
+        near = dict.fromkeys(name for one in told for name in one.near)
+        raise DumpError(f"no graph has a node {args.node!r}; there are {', '.join(list(near)[:MAX_NEAR])}")
     if args.json:
         sys.stdout.write(json.dumps([one.document for one in told], indent=1) + "\n")
     else:
@@ -309,7 +340,9 @@ def _write(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
 
 
 def _shown(reports: Sequence[GraphReport]) -> GraphReport:
-    return reports[first_of([one.began for one in reports])]
+    """Return the graph that is told in full: the first with a finding, of those that have the node asked for."""
+    known = [one for one in reports if one.chosen is not None] or reports
+    return known[first_of([one.began for one in known])]
 
 
 def _screen(reports: Sequence[GraphReport]) -> str:

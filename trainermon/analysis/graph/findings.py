@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -72,22 +72,23 @@ class GraphFindings(NamedTuple):
     nonfinite: NDArray[np.bool_]
 
 
-def judge_alone(tree: GraphTree, directory: Path) -> GraphFindings:
-    """Return what the dump in `directory`, whose tree is `tree`, says by itself: whether and where it is not finite.
+def judge_alone(tree: GraphTree, *directories: Path) -> GraphFindings:
+    """Return what the dumps in `directories`, whose tree is `tree`, say by themselves: whether and where not finite.
+
+    Of several ranks each has an origin; that which stands first in the whole is theirs.
 
     An infinity that a mask needs is no finding; what counts are parameters, gradients and what the model returns.
     """
     nonfinite = nonfinite_of(tree)
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     errors = np.full(len(tree.nodes), np.nan)
-    origin = _origin(directory) if nonfinite.any() else None
+    origin, node = _first_origin(tree, directories) if nonfinite.any() else (None, None)
     if origin is None:
         masked = int(nonfinite.sum())
-        nothing = "Everything is finite." if len(tree.nodes) > 1 else f"No call was dumped in {directory}."
+        nothing = "Everything is finite." if len(tree.nodes) > 1 else f"No call was dumped in {directories[0]}."
         sentence = _harmless(masked) if masked else nothing
         return GraphFindings(sentence, (), verdicts, errors, nonfinite)
     verdicts[nonfinite] = NodeVerdict.WARNING
-    node = _node_of(tree, origin)
     if node is None:
         return GraphFindings(f"{_first(origin)}.", (), verdicts, errors, nonfinite)
     verdicts[node] = NodeVerdict.BLAMED
@@ -172,6 +173,14 @@ def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:
         if node.call is not None and not all(map(_finite, node.call.values)):  # few are looked at any closer
             nonfinite[place] = any(not value.is_finite for value in _made(node))
     return nonfinite
+
+
+def _first_origin(tree: GraphTree, directories: Sequence[Path]) -> tuple[Origin | None, int | None]:
+    """Return the origin that stands first in the tree, and its node; of none that is in it the first."""
+    origins = [origin for origin in map(_origin, directories) if origin is not None]
+    placed = [(_node_of(tree, origin), origin) for origin in origins]
+    node, origin = min(placed, key=lambda one: math.inf if one[0] is None else one[0], default=(None, None))
+    return origin, node
 
 
 def _origin(directory: Path) -> Origin | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from trainermon.analysis.compare.comparison import CompareOptions, pairs_of
 from trainermon.analysis.compare.merging.splits import layout_at
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace, find_graphs, read_graph
-from trainermon.core.errors import DumpError
 
 EACH, TP, MODEL = "each", "tp", "model"
 LEVELS: Mapping[str, tuple[str, ...]] = {EACH: (), TP: ("tp",), MODEL: ("tp", "pp")}
@@ -32,10 +31,8 @@ def find_levels(  # noqa: PLR0913  # which dumps, and how far they are put toget
     """Return where the graphs of the dumps below `path` come from at `level`, one of `LEVELS`; None: each rank.
 
     Raises:
-        DumpError: As `find_graphs`; or ranks are to be put together where nothing is compared.
+        DumpError: As `find_graphs`.
     """
-    if golden is None and level not in (None, EACH):
-        raise DumpError(f"--level {level} puts ranks together to compare them: name the golden dump, too")
     first = EACH if level is None else level
     chosen = dataclasses.replace(options, merged=LEVELS[first])
     places = find_graphs(path, golden, step=step, rank=rank, options=chosen)
@@ -78,16 +75,14 @@ def axes_of(graph: DumpGraph) -> dict[str, tuple[int, int]]:
 
 
 def _named(graph: DumpGraph, level: str) -> DumpGraph:
-    assert graph.comparison is not None
     step = [] if graph.step is None else [f"step{graph.step}"]
     label = " ".join([*step, _WORDS[level], *([] if graph.rank is None else [str(graph.rank)])])
-    notes = list(graph.comparison.notes)
+    remarks = graph.remarks
     if apart := [
         f"{_APART[axis]} parallel ({axis} {place})" for axis, (place, _) in axes_of(graph).items() if axis in _APART
     ]:
-        notes.append(f"ranks that are {' and '.join(apart)} are not put together: this is one of their places")
-    comparison = dataclasses.replace(graph.comparison, notes=tuple(notes))
-    return graph._replace(label=label, level=level, comparison=comparison)
+        remarks += (f"ranks that are {' and '.join(apart)} are not put together: this is one of their places",)
+    return graph._replace(label=label, level=level, remarks=remarks)
 
 
 def _other_levels(path: Path, golden: Path, options: CompareOptions) -> list[str]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, pairs_of
-from trainermon.analysis.compare.merging.merge import read_sides
-from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places
+from trainermon.analysis.compare.items import DumpRows
+from trainermon.analysis.compare.merging.merge import read_sides, read_whole
+from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair
+from trainermon.analysis.compare.merging.splits import find_wholes
 from trainermon.analysis.graph.calls import read_calls
 from trainermon.analysis.graph.database.reading import database_places, read_database
 from trainermon.analysis.graph.database.schema import SUFFIX
@@ -41,6 +43,8 @@ class DumpGraph(NamedTuple):
         parts: The folders of the dumps that it was put together from; none: it is one.
         level: How far ranks were put together, see `levels.py`.
         pair: Where both sides come from; None: it is judged alone.
+        whole: The rows of ranks that were put together without another side; None: none were.
+        remarks: What a reader should know of how that was done.
     """
 
     label: str
@@ -53,6 +57,13 @@ class DumpGraph(NamedTuple):
     parts: tuple[Path, ...] = ()
     level: str = "each"
     pair: PlacePair | None = None
+    whole: DumpRows | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of how dumps were brought together."""
+        return (*(self.comparison.notes if self.comparison is not None else ()), *self.remarks)
 
     def stacks(self) -> Mapping[str, Sequence[str]]:
         """Return the lines that made each call of the target, by its key, innermost first; reads a dump's stack.json.
@@ -60,6 +71,8 @@ class DumpGraph(NamedTuple):
         Raises:
             DumpError: It is damaged.
         """
+        if self.whole is not None:
+            return self.whole.stacks
         return read_stacks(self.directory) if self.comparison is None else self.comparison.stacks
 
     def sources(self) -> Iterator[Sources]:
@@ -117,10 +130,11 @@ def find_graphs(
         if golden is not None:
             raise DumpError(f"{path} is a graph already, and is not compared: name two dumps, or the file alone")
         return [GraphPlace(DumpLocation(path, *place)) for place in database_places(path, step=step, rank=rank)]
+    options = options or CompareOptions()
     if golden is None:
-        places = [GraphPlace(place) for place in find_places(path)]
+        places = [GraphPlace(place) for place in find_wholes(path, sizes=options.target_sizes, merged=options.merged)]
     else:
-        places = [GraphPlace(*pair) for pair in pairs_of(path, golden, options or CompareOptions())]
+        places = [GraphPlace(*pair) for pair in pairs_of(path, golden, options)]
     wanted = [one for one in places if step in (None, one.target.step) and rank in (None, one.target.rank)]
     if not wanted:
         raise DumpError(f"{path} has no dump of that step and rank: expected one of {_names(places)}")
@@ -141,7 +155,7 @@ def read_graph(place: GraphPlace, *, options: CompareOptions | None = None, by_s
         graph = read_database(target.directory, step=target.step or 0, rank=target.rank or 0)
         return DumpGraph(graph.label, target.directory, graph.tree, graph.found, None, graph.step, graph.rank)
     if place.golden is None:
-        return _alone(target, by_stack=by_stack)
+        return (_whole if target.parts else _alone)(target, by_stack=by_stack)
     return _against(PlacePair(target, place.golden), options or CompareOptions(), by_stack=by_stack)
 
 
@@ -167,9 +181,19 @@ def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
     if by_stack:
         nest_by_stack(root, read_stacks(place.directory))
     tree = number_nodes(root)
-    return DumpGraph(
-        _label(place), place.directory, tree, judge_alone(tree, place.directory), None, place.step, place.rank
-    )
+    found = judge_alone(tree, place.directory)
+    return DumpGraph(_label(place), place.directory, tree, found, None, place.step, place.rank)
+
+
+def _whole(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
+    rows, notes = read_whole(place)
+    root = build_tree(calls_of_rows(rows), WHOLE_MODEL)
+    if by_stack:
+        nest_by_stack(root, rows.stacks)
+    tree, parts = number_nodes(root), tuple(part.directory for part in place.parts)
+    found = judge_alone(tree, *parts)
+    graph = DumpGraph(_label(place), place.directory, tree, found, None, place.step, place.rank, parts=parts)
+    return graph._replace(whole=rows, remarks=notes)
 
 
 def _against(pair: PlacePair, options: CompareOptions, *, by_stack: bool) -> DumpGraph:

@@ -6,11 +6,12 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
+from trainermon.analysis.graph.chosen import describe_node, find_node, names_like, node_screen
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
 from trainermon.analysis.graph.first import Beginning, began
@@ -19,6 +20,7 @@ from trainermon.analysis.graph.levels import read_at_level
 from trainermon.analysis.graph.markdown import as_markdown
 from trainermon.analysis.graph.meetings import RankCollectives, collectives_of
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
+from trainermon.analysis.graph.overlay import GraphOverlay, describe_overlay, lay_over, overlay_line
 from trainermon.analysis.graph.page.output import BESIDE, FOUND, all_details, details_of, draw_rank
 from trainermon.analysis.graph.page.packing import PackedRank
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace
@@ -42,6 +44,8 @@ class GraphReport(NamedTuple):
         rank: Its part of the page; None: likewise.
         collectives: What of it may meet other ranks; None: likewise.
         details: Those of all nodes, as the file beside the page has them; None: likewise.
+        chosen: The node that was asked for; None: none was, or the graph has no such node.
+        near: Keys of calls that are like the name of the node that was asked for, where the graph has none.
     """
 
     label: str
@@ -56,6 +60,8 @@ class GraphReport(NamedTuple):
     rank: PackedRank | None = None
     collectives: RankCollectives | None = None
     details: tuple[bytes, ...] | None = None
+    chosen: int | None = None
+    near: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -80,6 +86,8 @@ class ReportMaker:
         page: Whether a part of a page is.
         details: Whose tensors are on the page: one of `page.output.DETAILS`, or None.
         served: Whether the page asks a server for them.
+        node: The key or the path of a node that is told in full; None: none.
+        overlays: Numbers that are laid over the nodes.
     """
 
     options: CompareOptions
@@ -94,6 +102,8 @@ class ReportMaker:
     page: bool = False
     details: str | None = None
     served: bool = False
+    node: str | None = None
+    overlays: tuple[GraphOverlay, ...] = ()
 
     def read(self, place: GraphPlace) -> DumpGraph:
         """Return the graph that comes from `place`.
@@ -119,6 +129,10 @@ class ReportMaker:
             DumpError: Its dump has changed since it was read.
         """
         tree, found = graph.tree, graph.found
+        laid = {one.name: lay_over(tree, one) for one in self.overlays}
+        over = {one.name: describe_overlay(tree, one, laid[one.name]) for one in self.overlays}
+        chosen = None if self.node is None else find_node(tree, self.node)
+        node = None if chosen is None else describe_node(tree, found, find_flow(tree), details_of(graph), chosen)
         report = GraphReport(
             label=graph.label,
             level=graph.level,
@@ -126,16 +140,19 @@ class ReportMaker:
             num_nodes=len(tree.nodes),
             sentence=found.sentence,
             began=began(graph),
-            screen=self._screen(graph),
+            screen=self._screen(graph, [overlay_line(*one) for one in over.items()], node),
+            chosen=chosen,
+            near=tuple(names_like(tree, self.node)) if self.node is not None and node is None else (),
         )
         if self.document:
             document = as_document(graph.directory, tree, found, find_flow(tree), overflow=self.overflow)
-            report = report._replace(document=document)
+            more = {"overlays": over} if over else {}
+            report = report._replace(document={**document, **more, **({} if node is None else {"node": node})})
         if self.markdown:
             text = as_markdown(graph, details_of(graph), self._tree(graph), golden=self.golden)
             report = report._replace(markdown=text)
         if self.page:
-            rank = draw_rank(graph, self._choice, self.num_dumps, served=self.served)
+            rank = draw_rank(graph, self._choice, self.num_dumps, served=self.served, overlays=laid)
             report = report._replace(rank=rank, collectives=collectives_of(graph) if self.num_dumps > 1 else None)
         if self.details == BESIDE:
             report = report._replace(details=tuple(all_details(graph)))
@@ -146,15 +163,17 @@ class ReportMaker:
         """Whose tensors are in the page itself: of many ranks that are served none is at hand any more."""
         return self.details if self.details or not self.served else FOUND if self.num_dumps > 1 else BESIDE
 
-    def _screen(self, graph: DumpGraph) -> str:
+    def _screen(self, graph: DumpGraph, overlays: Sequence[str], node: Mapping[str, Any] | None) -> str:
         sentence = printable(graph.found.sentence)
         lines = [f"\033[1m{sentence}\033[0m" if self.colour else sentence, ""]
         if self.overflow:
             lines[-1:] = [overflow_sentence(graph.tree, overflow_levels(graph.tree)), ""]
+        if overlays:
+            lines[-1:] = [*map(printable, overlays), ""]
         name, num_nodes = printable(graph.tree.nodes[0].name), len(graph.tree.nodes)
         lines.append(f"{name}, {printable(graph.label)}: {num_nodes:,} nodes")
-        notes = [f"note: {printable(note)}" for note in graph.comparison.notes] if graph.comparison else []
-        tree = self._tree(graph, colour=self.colour)
+        notes = [f"note: {printable(note)}" for note in graph.notes]
+        tree = self._tree(graph, colour=self.colour) if node is None else f"\n{node_screen(node)}"
         return "\n".join((*lines, *([tree] if tree else []), *notes))
 
     def _tree(self, graph: DumpGraph, *, colour: bool = False) -> str:

@@ -36,6 +36,20 @@ def read_sides(target: DumpLocation, golden: DumpLocation) -> tuple[DumpRows, Du
     return *rows, tuple(notes)
 
 
+def read_whole(place: DumpLocation) -> tuple[DumpRows, tuple[str, ...]]:
+    """Read the dumps of ranks that share a model, and merge them as one rank's without another side to look at.
+
+    Returns:
+        The rows of the whole, and sentences on how they were merged.
+
+    Raises:
+        DumpError: a dump is damaged.
+    """
+    side = read_side(place)
+    merger = _AxisMerger(side, side)
+    return merger.rows(), tuple(_notes(side, merger.counts))
+
+
 class _AxisMerger:
     """Merges the ranks of one side, axis by axis."""
 

@@ -57,6 +57,20 @@ def find_pairs(
     return pair_places(*whole)
 
 
+def find_wholes(path: Path, *, sizes: Mapping[str, int], merged: Collection[str]) -> list[DumpLocation]:
+    """Return the dumps below the folder `path`; those of ranks that share a model along the axes `merged` as one.
+
+    `sizes` are for dumps that do not tell their layout, see `bring_together`.
+
+    Raises:
+        DumpError: there is no dump, or ranks of a whole are missing.
+    """
+    places = find_places(path)
+    if not merged:
+        return places
+    return bring_together(places, places, target_sizes=sizes, golden_sizes=sizes, merged=merged)[0]
+
+
 def bring_together(
     targets: Sequence[DumpLocation],
     goldens: Sequence[DumpLocation],

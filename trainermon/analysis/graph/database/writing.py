@@ -118,7 +118,7 @@ def _place(graph: DumpGraph) -> tuple[int, int]:
 def _sides(graph: DumpGraph) -> Iterator[_Side]:
     place, comparison = _place(graph), graph.comparison
     if comparison is None:
-        rows = read_rows(graph.directory)
+        rows = read_rows(graph.directory) if graph.whole is None else graph.whole
         items = {call.key: call.items for call in rows.calls}
         yield _Side(schema.TARGET, *place, graph.tree, {}, {}, partial(_of_key, plain_texts, items), {}, rows.stacks)
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.items import DumpRow, rows_of_entry
+from trainermon.analysis.compare.items import DumpRow, DumpRows, rows_of_entry
 from trainermon.analysis.compare.verdicts import ResultRow
 from trainermon.analysis.graph.calls import GraphCall
 from trainermon.analysis.graph.entries import read_entry
@@ -69,6 +69,17 @@ def details_alone(tree: GraphTree, directory: Path) -> NodeDetails:
         return [_row(row, None) for row in rows_of_entry(entry, call.direction)]
 
     return NodeDetails(tree, rows, cache(lambda: read_stacks(directory)))
+
+
+def details_of_rows(tree: GraphTree, whole: DumpRows) -> NodeDetails:
+    """Return the details of ranks that were put together, whose rows are those of `whole`."""
+    by_key = {call.key: call.items for call in whole.calls}
+
+    def rows(call: GraphCall, side: NodeSide) -> list[Details]:
+        del side  # there is one side only
+        return [_row(row, None) for row in by_key.get(call.key, ())]
+
+    return NodeDetails(tree, rows, lambda: whole.stacks)
 
 
 def details_against(tree: GraphTree, comparison: Comparison) -> NodeDetails:

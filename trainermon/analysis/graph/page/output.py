@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainermon.analysis.graph.database.details import details_of_database
 from trainermon.analysis.graph.database.schema import SUFFIX
@@ -13,7 +17,7 @@ from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.levels import axes_of
 from trainermon.analysis.graph.meetings import RankMeetings
 from trainermon.analysis.graph.page.code import PageCode
-from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone
+from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone, details_of_rows
 from trainermon.analysis.graph.page.packing import DrawnRank, PackedRank, pack, pack_rank
 from trainermon.analysis.graph.page.page import render_page
 from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer
@@ -85,10 +89,13 @@ def write_page(graphs: DrawnGraphs, path: Path, details: Iterable[bytes] | None 
         raise DumpError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
 
 
-def open_server(graphs: DrawnGraphs, details: DetailsOf, address: str, *, in_browser: bool) -> GraphServer:
+def open_server(
+    graphs: DrawnGraphs, details: DetailsOf, address: str, *, in_browser: bool, place: str = ""
+) -> GraphServer:
     """Return a server of the page of `graphs`, which listens at `address`, `HOST:PORT` with either left out or none.
 
-    `details` returns those of one of them when it is asked for.
+    `details` returns those of one of them when it is asked for; `place` is the part of an address that leads to a
+    node.
 
     Raises:
         DumpError: It cannot listen there.
@@ -105,6 +112,7 @@ def open_server(graphs: DrawnGraphs, details: DetailsOf, address: str, *, in_bro
         )
     except (OSError, OverflowError) as error:
         raise DumpError(f"cannot listen on {host} port {port} ({error}): choose another with --serve") from error
+    server.place = place
     if in_browser:
         webbrowser.open(server.url)
     return server
@@ -124,12 +132,21 @@ def details_of(graph: DumpGraph) -> NodeDetails:
     """Return what is known of the tensors of a graph, wherever it comes from."""
     if graph.directory.name.endswith(SUFFIX) and graph.step is not None and graph.rank is not None:
         return details_of_database(graph.tree, graph.directory, graph.step, graph.rank)
+    if graph.whole is not None:
+        return details_of_rows(graph.tree, graph.whole)
     if graph.comparison is None:
         return details_alone(graph.tree, graph.directory)
     return details_against(graph.tree, graph.comparison)
 
 
-def draw_rank(graph: DumpGraph, choice: str | None, num_dumps: int, *, served: bool) -> PackedRank:
+def draw_rank(
+    graph: DumpGraph,
+    choice: str | None,
+    num_dumps: int,
+    *,
+    served: bool,
+    overlays: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+) -> PackedRank:
     """Return what the page of `num_dumps` dumps has of one of them, with the details that `choice` names.
 
     `choice` is one of `DETAILS`, or None; where the page is `served`, all lines of code are in it.
@@ -155,7 +172,8 @@ def draw_rank(graph: DumpGraph, choice: str | None, num_dumps: int, *, served: b
             axes=", ".join(f"{axis} {place}" for axis, (place, _) in axes_of(graph).items()),
             golden="" if graph.comparison is None else str(graph.comparison.golden),
             level=graph.level,
-            notes=() if graph.comparison is None else graph.comparison.notes,
+            notes=graph.notes,
+            overlays=overlays,
         )
     )
 

@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ class DrawnRank(NamedTuple):
         golden: The folder of the dump that it was held against; "": none.
         level: How far ranks were put together, see `levels.py`.
         notes: What a reader should know of how it was compared.
+        overlays: float32 [n] each: numbers of the nodes by their name; NaN: a node has none.
     """
 
     label: str
@@ -71,6 +73,7 @@ class DrawnRank(NamedTuple):
     golden: str = ""
     level: str = "each"
     notes: Sequence[str] = ()
+    overlays: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
 
 
 class PackedColumn(NamedTuple):
@@ -145,6 +148,7 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
         "num_bytes": measures.num_bytes,
         "dtypes": measures.dtypes,
         "lines": rank.lines,
+        "overlay_values": np.concatenate([*rank.overlays.values(), np.zeros(0, np.float32)]),
     }
     member = {
         "label": rank.label,
@@ -155,6 +159,7 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
         "remarks": list(rank.notes),
         "golden_dump": rank.golden,
         "dtype_names": measures.names,
+        "overlays": list(rank.overlays),
         "dump": rank.dump,
         "sentence": found.sentence,
         "findings": [{"node": one.node, "message": one.message} for one in found.findings],

@@ -67,12 +67,13 @@ class GraphServer(ThreadingHTTPServer):
         self._details = details
         self._reading = Lock()
         self.notes = notes
+        self.place = ""
         self._ends = list(accumulate(counts))
 
     @property
     def url(self) -> str:
         """The page's address."""
-        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/{self.secret}/"
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/{self.secret}/{self.place}"
 
     def detail(self, number: int) -> bytes | None:
         """Return the details of a node, counted through all ranks, as JSON; None if it has none.

@@ -10,7 +10,7 @@ const STEPS = 5;
 
 /**
  * @param {Graph} graph
- * @param {string} mode - one of MODES
+ * @param {string} mode - one of MODES, or the name of an overlay
  * @param {Record<string, string>} palette
  * @returns {Colouring}
  */
@@ -22,10 +22,20 @@ export function colouringOf(graph, mode, palette) {
       (share) => tint(share < 0.5 ? "info" : "warning", Math.abs(2 * share - 1)), "norm of output over norm of input");
   }
   const columns = { "relative error": graph.errors, norm: graph.norms, bytes: graph.num_bytes };
-  const column = columns[/** @type {keyof typeof columns} */ (mode)];
+  const column = overlayOf(graph, mode) ?? columns[/** @type {keyof typeof columns} */ (mode)];
   if (!column) return { fillOf: () => "", legend: [], text: "" };
   const ends = mode === "relative error" ? [SMALLEST_ERROR, 1] : endsOf(column);
   return scaled(column, Math.max, ends, (share) => tint("accent", share), mode === "bytes" ? "bytes of the output" : mode);
+}
+
+/**
+ * The numbers of an overlay by node, NaN where it has none.
+ * @param {Graph} graph
+ * @param {string} name
+ */
+function overlayOf({ overlays, overlay_values: values }, name) {
+  const [place, size] = [overlays.indexOf(name), values.length / overlays.length];
+  return place < 0 ? undefined : values.subarray(place * size, (place + 1) * size);
 }
 
 /**

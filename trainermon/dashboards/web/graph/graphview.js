@@ -50,7 +50,7 @@ export class GraphView {
     this.pane.hasNote = (node) => Boolean(noteAt(this.graph, node));
     this.pane.onadd = (node) => this.add(node);
     this.pane.onmenu = (node, point) => (this.select(node), this.openMenu(point));
-    this.colours = selectOf("colour by", MODES.map((mode) => [mode, `colour: ${mode}`]), this.mode, (mode) => this.colourBy(mode));
+    this.colours = selectOf("colour by", [...MODES, ...this.graph.overlays].map((mode) => [mode, `colour: ${mode}`]), this.mode, (mode) => this.colourBy(mode));
     const levels = [...new Set(all.map((one) => one.level))].map((level) => /** @type {[string, string]} */ ([level, LEVELS[/** @type {keyof typeof LEVELS} */ (level)]]));
     this.levels = selectOf("ranks put together", levels, this.graph.level, (level) => this.showLevel(level));
     byId("dials").replaceChildren(...(levels.length > 1 ? [this.levels] : []), this.colours);
@@ -118,7 +118,7 @@ export class GraphView {
     this.colourBy(this.mode);
   }
 
-  /** @param {string} mode - one of MODES */
+  /** @param {string} mode - one of MODES, or the name of an overlay */
   colourBy(mode) {
     this.mode = this.colours.value = mode;
     const { graph } = this;

@@ -58,6 +58,7 @@ export interface RankHeader {
   /** What a reader should know of how it was compared. */
   remarks: string[];
   dtype_names: string[];
+  overlays: string[];
   skeleton: number;
   sentence: string;
   findings: GraphFinding[];
@@ -114,6 +115,7 @@ export interface Graph extends Omit<RankHeader, "columns"> {
   errors: Float32Array;
   norms: Float32Array;
   growths: Float32Array;
+  overlay_values: Float32Array;
   num_bytes: Float32Array;
   dtypes: Uint8Array;
   producers: Int32Array;
