@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainermon.analysis.graph.overlay import lay_over, read_overlay
+from trainermon.analysis.graph.page.overlay import lay_over, read_overlay
 from trainermon.analysis.graph.tree import GraphTree, read_tree
 from trainermon.cli import main
 from trainermon.core.errors import ConfigError

@@ -22,7 +22,6 @@ from trainermon.analysis.graph.first import first_of
 from trainermon.analysis.graph.index import open_index
 from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
 from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
-from trainermon.analysis.graph.overlay import read_overlay
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (
     BESIDE,
@@ -33,6 +32,7 @@ from trainermon.analysis.graph.page.output import (
     open_server,
     write_page,
 )
+from trainermon.analysis.graph.page.overlay import read_overlay
 from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer, serve
 from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, GraphPlace
 from trainermon.analysis.graph.report import GraphReport, ReportMaker

@@ -20,8 +20,8 @@ from trainermon.analysis.graph.levels import read_at_level
 from trainermon.analysis.graph.markdown import as_markdown
 from trainermon.analysis.graph.meetings import RankCollectives, collectives_of
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
-from trainermon.analysis.graph.overlay import GraphOverlay, describe_overlay, lay_over, overlay_line
 from trainermon.analysis.graph.page.output import BESIDE, FOUND, all_details, details_of, draw_rank
+from trainermon.analysis.graph.page.overlay import GraphOverlay, describe_overlay, lay_over, overlay_line
 from trainermon.analysis.graph.page.packing import PackedRank
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace
 from trainermon.analysis.graph.screen import TreeScreen
