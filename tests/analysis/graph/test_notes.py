@@ -27,6 +27,17 @@ all_notes = st.builds(
 
 
 def write_renamed(folder: Path) -> tuple[Path, Path]:
+    """Write two dumps of which one calls a layer otherwise."""
+    for side, name in (("target", "fc1"), ("golden", "dense")):
+        data = {
+            f"Module.{name}.Linear.forward.0": forward(tensor(value=1.0), output=tensor(value=2.0)),
+            "Module.head.Linear.forward.0": forward(tensor(value=2.0), output=tensor(value=3.0)),
+        }
+        write_dump(folder / side / "step0" / "rank0", data)
+    return folder / "target", folder / "golden"
+
+
+def write_renamed_around(folder: Path) -> tuple[Path, Path]:
     """Write two dumps of which one calls a module otherwise, and what is within it alike."""
     for side, name in (("target", "mlp"), ("golden", "ffn")):
         data = {
@@ -53,7 +64,7 @@ def test_what_was_written_is_read_again(notes: GraphNotes) -> None:
 
 
 def test_a_match_by_hand_counts_in_the_next_comparison_and_graph(tmp_path: Path, capsys: Any) -> None:
-    target, golden = write_renamed(tmp_path)
+    target, golden = write_renamed_around(tmp_path)
     head = "Module.head.Linear.forward.0"
     assert partners(target, golden) == {(head, head)}
 
@@ -71,7 +82,7 @@ def test_a_match_by_hand_counts_in_the_next_comparison_and_graph(tmp_path: Path,
 
 
 def test_matches_become_a_mapping_file_that_says_the_same_elsewhere(tmp_path: Path, capsys: Any) -> None:
-    target, golden = write_renamed(tmp_path)
+    target, golden = write_renamed_around(tmp_path)
     write_notes(target, GraphNotes({}, (RENAMED,)))
     notes, rules = tmp_path / "saved.json", tmp_path / "match.yaml"
     assert main(["graph", str(target), str(golden), "-o", str(rules)]) == 0
@@ -88,7 +99,7 @@ def test_matches_become_a_mapping_file_that_says_the_same_elsewhere(tmp_path: Pa
 
 
 def test_a_mapping_file_of_nothing_is_refused(tmp_path: Path, capsys: Any) -> None:
-    target, golden = write_renamed(tmp_path)
+    target, golden = write_renamed_around(tmp_path)
 
     assert main(["graph", str(target), str(golden), "-o", str(tmp_path / "match.yaml")]) == 1
     assert "matched by hand" in capsys.readouterr().err
