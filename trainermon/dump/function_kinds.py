@@ -1,4 +1,4 @@
-"""Which functions of torch compute, and which only move elements, by their names; what risk levels go by."""
+"""Which functions of a framework compute, and which only move elements, by their names; what risk levels go by."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ CORE = frozenset(
         "embedding_bag",
         "multi_head_attention_forward",
         "scaled_dot_product_attention",
+        # of MindSpore
+        "batch_mat_mul",
+        "dense",
+        "flash_attention_score",
     ]
 )
 # What only moves, makes or converts elements: its output says nothing that its input did not say (risk level FOCUS).
@@ -174,10 +178,19 @@ MOVES = frozenset(
         "broadcast_tensors",
         "broadcast_to",
         "meshgrid",
+        # of MindSpore
+        "astype",
+        "cast",
+        "expand_dims",
+        "identity",
     ]
 )
 # With what the keys of torch's functions begin.
 TORCHS = ("Tensor.", "Torch.", "Functional.")
+
+
+# With what those of a framework begin; others are collectives, and custom.
+_OF_FRAMEWORK = (*TORCHS, "Mint.", "MintFunctional.", "Primitive.")
 
 
 def is_core(key: str, name: str) -> bool:
@@ -185,12 +198,21 @@ def is_core(key: str, name: str) -> bool:
 
     `key` is the call's key in the dump (`Functional.linear.0.forward`), `name` the function's name.
     """
-    return name in CORE or not key.startswith(TORCHS)
+    return _is_among(CORE, key, name) or not key.startswith(_OF_FRAMEWORK)
 
 
 def only_moves(key: str, name: str) -> bool:
-    """Return whether a function of torch only moves, makes or converts elements (left out at risk level FOCUS).
+    """Return whether a function only moves, makes or converts elements (left out at risk level FOCUS).
 
     `key` is the call's key in the dump (`Tensor.view.0.forward`), `name` the function's name.
     """
-    return name in MOVES and key.startswith(TORCHS)
+    return _is_among(MOVES, key, name) and key.startswith(_OF_FRAMEWORK)
+
+
+def _is_among(names: frozenset[str], key: str, name: str) -> bool:
+    # a primitive of MindSpore is a class: `MatMul`, `LayerNorm`
+    return _joined(name) in map(_joined, names) if key.startswith("Primitive.") else name in names
+
+
+def _joined(name: str) -> str:
+    return name.replace("_", "").lower()

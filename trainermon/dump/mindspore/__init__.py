@@ -1,4 +1,4 @@
-"""Dumps of MindSpore: what cells take and return, and all gradients.
+"""Dumps of MindSpore: what cells and functions take and return, and all gradients.
 
 from trainermon.dump.mindspore import PrecisionDebugger
 """

@@ -7,7 +7,6 @@ name there, goes to the info file.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,11 +14,13 @@ from typing import Any
 from mindspore import Parameter, Tensor, nn
 
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
-from trainermon.dump.forms import TensorForm, TensorLeaf
-from trainermon.dump.mindspore.encoding import encode, encode_output, is_followed, tensor_form
+from trainermon.dump.forms import TensorLeaf
+from trainermon.dump.mindspore.encoding import encode_output, taken, tensor_form
+from trainermon.dump.mindspore.gradients import BackwardOfCall, CallGradients
 from trainermon.dump.mindspore.writer import CellWriter
 from trainermon.dump.stacks import call_stack
 from trainermon.hooks.containment import PlainContainedCall
+from trainermon.hooks.mindspore.functions import is_in_backward
 from trainermon.hooks.mindspore.hooks import before_with_kwargs, behind, on_gradient
 
 ROOT_NAME = "model"
@@ -27,7 +28,7 @@ ROOT_NAME = "model"
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _CellCall:
-    """One call of a cell, from its beginning to its gradients.
+    """One call of a cell that runs.
 
     Attributes:
         stem: `Cell.h.0.Dense`, the key without direction and number.
@@ -36,9 +37,7 @@ class _CellCall:
         is_root: The cell is the model.
         value: What stands in its forward entry.
         stack: The lines of the script that made the call.
-        inputs: By place, the gradients of what it gave.
-        outputs: By place, the gradients of what it took.
-        num_missing: Hooks of tensors that have not been called.
+        backward: Where its gradients go.
     """
 
     stem: str
@@ -47,17 +46,15 @@ class _CellCall:
     is_root: bool
     value: dict[str, Any]
     stack: Sequence[str]
-    inputs: list[TensorForm | None] = dataclasses.field(default_factory=list)
-    outputs: list[TensorForm | None] = dataclasses.field(default_factory=list)
-    num_missing: int = 0
+    backward: BackwardOfCall
 
     def key(self, direction: str) -> str:
         """Return the key of its entry in the dump."""
         return f"{self.stem}.{direction}.{self.number}"
 
-    def parent_key(self, direction: str) -> str | None:
-        """Return the key of the nearest call around it that the files know: not the model's."""
-        return None if self.parent is None or self.parent.is_root else self.parent.key(direction)
+    def known_key(self, direction: str) -> str | None:
+        """Return the key by which calls inside name it; None for the model's, which the files have elsewhere."""
+        return None if self.is_root else self.key(direction)
 
 
 class CellCapture:
@@ -83,9 +80,9 @@ class CellCapture:
                     self._roots.add(id(cell))
         self._numbers = Counter[str]()
         self._running = list[tuple[nn.Cell, _CellCall]]()
-        self._waiting = dict[int, _CellCall]()
         self._handles = list[Any]()
-        self._gradients = _ParameterGradients(writer)
+        self._gradients = CallGradients(writer, self._contained)
+        self._of_parameters = _ParameterGradients(writer)
         writer.take_classes({type(cell) for cell in self._cells})
 
     @property
@@ -93,10 +90,14 @@ class CellCapture:
         """How many calls were seen."""
         return sum(self._numbers.values())
 
+    def running(self, direction: str) -> str | None:
+        """Return the key of the call of a cell that runs innermost; None: there is none, or it is the model's."""
+        return self._running[-1][1].known_key(direction) if self._running else None
+
     def go_on_from(self, earlier: CellCapture) -> None:
         """Continue the numbers of calls from where `earlier` ended, which wrote into the same dump."""
         self._numbers = earlier._numbers
-        self._gradients.go_on_from(earlier._gradients)
+        self._of_parameters.go_on_from(earlier._of_parameters)
 
     def attach(self) -> None:
         """Attach the hooks, after all hooks that the script has registered so far."""
@@ -106,8 +107,8 @@ class CellCapture:
         for cell in self._cells:
             for parameter in cell._params.values():
                 if parameter is not None and parameter.requires_grad:
-                    self._gradients.own(parameter, self._stems[id(cell)])
-        self._handles += self._gradients.attach(self._contained)
+                    self._of_parameters.own(parameter, self._stems[id(cell)])
+        self._handles += self._of_parameters.attach(self._contained)
 
     def detach(self) -> None:
         """Remove every hook, and write the entries whose gradients did not all arrive."""
@@ -115,10 +116,8 @@ class CellCapture:
             handle.remove()
         self._handles.clear()
         self._running.clear()
-        for call in self._waiting.values():
-            self._contained(self._write_backward, call)()
-        self._waiting.clear()
-        self._contained(self._gradients.close)()
+        self._gradients.close()
+        self._contained(self._of_parameters.close)()
         self.tripped = True
 
     def stop_in_child(self) -> None:
@@ -133,22 +132,18 @@ class CellCapture:
         return PlainContainedCall(self, function, bound)
 
     def _before(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        leaves: list[TensorLeaf] = []
-        inputs = [encode(value, f"input.{number}", leaves) for number, value in enumerate(args)]
-        named = {name: encode(value, f"kwargs.{name}", leaves) for name, value in kwargs.items()}
+        if is_in_backward():
+            return  # a forward that is made again has an entry already
         stem, is_root = self._stems[id(cell)], id(cell) in self._roots
+        number, parent = self._numbers[stem], self._running[-1][1] if self._running else None
         self._numbers[stem] += 1
-        call = _CellCall(
-            stem=stem,
-            number=self._numbers[stem] - 1,
-            parent=self._running[-1][1] if self._running else None,
-            is_root=is_root,
-            value={"input_args": inputs, "input_kwargs": named},
-            stack=() if is_root else call_stack(),
-        )
+        value, leaves = taken(args, kwargs)
+        above = parent.known_key(BACKWARD) if parent is not None else None
+        backward = BackwardOfCall(f"{stem}.{BACKWARD}.{number}", parent=above, is_root=is_root)
+        call = _CellCall(stem, number, parent, is_root, value, () if is_root else call_stack(), backward)
         self._running.append((cell, call))
         self._writer.record(call.key(FORWARD), leaves)
-        call.outputs = self._watch(call, "output", [leaf for leaf in leaves if leaf.slot.startswith("input")])
+        self._gradients.watch_inputs(backward, [leaf for leaf in leaves if leaf.slot.startswith("input")])
 
     def _behind(self, cell: nn.Cell, _args: tuple[Any, ...], output: Any) -> None:
         call = self._left(cell)
@@ -163,11 +158,9 @@ class CellCapture:
         if call.is_root:
             self._writer.add_root(call.key(FORWARD), value)
         else:
-            parent = call.parent_key(FORWARD)
+            parent = None if call.parent is None else call.parent.known_key(FORWARD)
             self._writer.add(call.key(FORWARD), value, parent=parent, stack=call.stack)
-        call.value = {}
-        call.inputs = self._watch(call, "input", given)
-        self._waiting[id(call)] = call
+        self._gradients.watch_outputs(call.backward, given)
 
     def _left(self, cell: nn.Cell) -> _CellCall | None:
         """Return the call of a cell that ends; an exception may have left those above it without their end."""
@@ -177,44 +170,6 @@ class CellCapture:
                 del self._running[position:]
                 return call
         return None
-
-    def _watch(self, call: _CellCall, side: str, leaves: Sequence[TensorLeaf]) -> list[TensorForm | None]:
-        watched = [(place, leaf) for place, leaf in enumerate(leaves) if is_followed(leaf.tensor)]
-        for place, leaf in watched:
-            # a tensor of a graph goes with it, and its hook too; one of the script's own may be given again
-            hook = self._contained(self._gradient, call, side, place)
-            self._handles.append(_WeakHandle(leaf.tensor, on_gradient(leaf.tensor, hook)))
-            call.num_missing += 1
-        return [None] * len(leaves) if watched else []
-
-    def _gradient(self, call: _CellCall, side: str, place: int, gradient: Tensor) -> None:
-        form = tensor_form(gradient)
-        self._writer.record(call.key(BACKWARD), [TensorLeaf(f"{side}.{place}", gradient, form)])
-        (call.inputs if side == "input" else call.outputs)[place] = form
-        call.num_missing -= 1
-        if call.num_missing == 0 and self._waiting.pop(id(call), None) is not None:
-            self._write_backward(call)
-
-    def _write_backward(self, call: _CellCall) -> None:
-        orders = [form.order for form in (*call.inputs, *call.outputs) if form is not None]
-        if not orders:
-            return
-        value = {"input": call.inputs, "output": call.outputs, EXTRA: {"order": max(orders)}}
-        if call.is_root:
-            self._writer.add_root(call.key(BACKWARD), value)
-        else:
-            self._writer.add(call.key(BACKWARD), value, parent=call.parent_key(BACKWARD))
-
-
-class _WeakHandle:
-    """Removes the hook of a tensor that is still there."""
-
-    def __init__(self, tensor: Tensor, handle: Any) -> None:
-        self._tensor, self._handle = weakref.ref(tensor), handle
-
-    def remove(self) -> None:
-        if self._tensor() is not None:
-            self._handle.remove()
 
 
 class _ParameterGradients:

@@ -22,8 +22,8 @@ from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_d
 from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.dump.files.waiting import has_room
 from trainermon.dump.forms import TensorLeaf
-from trainermon.dump.mindspore.capture import CellCapture
 from trainermon.dump.mindspore.encoding import encode, is_followed
+from trainermon.dump.mindspore.recording import OF_CELLS, StepCapture
 from trainermon.dump.mindspore.writer import CellWriter
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore.hooks import on_gradient
@@ -32,14 +32,14 @@ logger = logging.getLogger("trainermon")
 
 Cells: TypeAlias = nn.Cell | Sequence[nn.Cell] | Mapping[str, nn.Cell] | None
 TASKS = ("statistics", "tensor", "structure")
-LEVELS = ("L0", "debug")
+LEVELS = ("L0", "L1", "mix", "debug")
 NO_CALLS_NOTE = (
-    "MindSpore runs no hooks of cells in graph mode and inside of ms.jit: no call is seen; dump in PyNative mode"
+    "MindSpore runs nothing of Python in graph mode and inside of ms.jit: no call is seen; dump in PyNative mode"
 )
 
 
 class PrecisionDebugger:
-    """Dumps what cells take and return, their parameters and all gradients, between `start` and `stop`.
+    """Dumps what cells and functions take and return, parameters and all gradients, between `start` and `stop`.
 
         debugger = PrecisionDebugger(dump_path="dumps", level="L0", step=[10])
         for batch in batches:
@@ -49,15 +49,16 @@ class PrecisionDebugger:
             debugger.stop()
             debugger.step()
 
-    It takes the configuration of `trainermon.PrecisionDebugger`, with what MindSpore shows: levels L0 and debug, tasks
-    statistics, tensor and structure. Files of tensors are numpy's. Training is not changed by a bit, and after the
-    first `start` has returned nothing is raised into it.
+    It takes the configuration of `trainermon.PrecisionDebugger`, with what MindSpore shows: levels L0, L1, mix and
+    debug, tasks statistics, tensor and structure. Files of tensors are numpy's. Training is not changed by a bit, and
+    after the first `start` has returned nothing is raised into it.
 
     Args:
         config_path: A JSON or YAML file; None: `config.json`, if there is one in the current directory.
         task: What is recorded; None: as in the file. So with the next three.
         dump_path: Folder that receives `step<N>/rank<R>`.
-        level: `L0` cells, `debug` only what `save` is given.
+        level: `L0` cells, `L1` calls of functions, of methods of tensors and of the cells' primitives, `mix` both,
+            `debug` only what `save` is given.
         step: Numbers of the steps that are dumped, or ranges such as `"3-7"`; empty: all.
 
     Raises:
@@ -89,7 +90,7 @@ class PrecisionDebugger:
         self._step = 0
         self._pid = os.getpid()
         self._writer: CellWriter | None = None
-        self._capture: CellCapture | None = None
+        self._capture: StepCapture | None = None
         self._is_on = False
         self._counts: dict[str, int] = {}
         self._guard = PlainFaultGuard(lambda _message: self._abandon())
@@ -105,8 +106,8 @@ class PrecisionDebugger:
         """Start to record, if the configuration chooses this step and this rank.
 
         Args:
-            model: A cell, several in a list (their numbers begin the names) or in a dict (its keys do); level L0 needs
-                one.
+            model: A cell, several in a list (their numbers begin the names) or in a dict (its keys do); levels L0
+                and mix need one, L1 sees with it the primitives of its cells.
             rank_id: The rank, where `mindspore.communication` does not know it.
 
         Raises:
@@ -116,8 +117,8 @@ class PrecisionDebugger:
         if self is None or os.getpid() != self._pid:
             return
         models = _named(model)
-        if self._config.level == "L0":
-            _require_cells(models)
+        if self._config.level in OF_CELLS or models:
+            _require_cells(models, self._config.level)
         self._begin(models, _rank() if rank_id is None else rank_id)
 
     @classmethod
@@ -180,14 +181,14 @@ class PrecisionDebugger:
                 step=self._step, rank=rank, reason="ordered by the script", notes=self._notes, layout=layout
             )
             self._writer = self._guard.wrap(CellWriter)(directory, info, config)
-        if self._writer is not None and config.level == "L0":
+        if self._writer is not None and config.level != "debug":
             self._is_on = True
             self._guard.wrap(self._attach)(models)
 
     def _attach(self, models: Mapping[str, nn.Cell]) -> None:
         if self._writer is None:
             return
-        earlier, self._capture = self._capture, CellCapture(models, self._writer)
+        earlier, self._capture = self._capture, StepCapture(models, self._writer, self._config.level)
         if earlier is not None:
             self._capture.go_on_from(earlier)
         self._capture.attach()
@@ -257,10 +258,7 @@ def _read(config_path: str | Path | None, arguments: Mapping[str, Any]) -> tuple
     if config.task not in TASKS:
         raise ConfigError(f"task: found {shown(config.task)}, expected one of {', '.join(TASKS)} with MindSpore")
     if config.level not in LEVELS:
-        raise ConfigError(
-            f"level: found {shown(config.level)}, expected one of {', '.join(LEVELS)} with MindSpore: calls of its "
-            "functions are not recorded"
-        )
+        raise ConfigError(f"level: found {shown(config.level)}, expected one of {', '.join(LEVELS)} with MindSpore")
     return config, notes
 
 
@@ -274,9 +272,9 @@ def _named(models: Cells) -> dict[str, nn.Cell]:
     return {str(number): model for number, model in enumerate(models)}
 
 
-def _require_cells(models: Mapping[str, Any]) -> None:
+def _require_cells(models: Mapping[str, Any], level: str) -> None:
     if not models:
-        raise AttachError("start(model): level L0 records cells, but no model was given")
+        raise AttachError(f"start(model): level {level} records cells, but no model was given")
     for model in models.values():
         if not isinstance(model, nn.Cell):
             raise AttachError(f"start(model): found a {type(model).__name__}, expected a mindspore.nn.Cell, or several")

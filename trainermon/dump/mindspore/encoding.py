@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -43,6 +43,16 @@ def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: in
     if isinstance(value, list | tuple):
         return [encode(item, f"{slot}.{number}", leaves, depth - 1) for number, item in enumerate(value[:MAX_ITEMS])]
     return None
+
+
+def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[TensorLeaf]]:
+    """Return the form of a call's arguments as a mapping, and the tensors in it."""
+    leaves: list[TensorLeaf] = []
+    value = {
+        "input_args": [encode(item, f"input.{number}", leaves) for number, item in enumerate(args)],
+        "input_kwargs": {name: encode(item, f"kwargs.{name}", leaves) for name, item in kwargs.items()},
+    }
+    return value, leaves
 
 
 def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:

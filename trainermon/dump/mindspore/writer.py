@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.mindspore.tensors import MindSporeTensors
 from trainermon.dump.selecting_writer import SelectingWriter
+from trainermon.hooks.mindspore.functions import unseen
 
 
 class CellWriter(SelectingWriter):
-    """Writes what the configuration chooses of the calls of cells; see `SelectingWriter`."""
+    """Writes what the configuration chooses of the calls of cells and functions; see `SelectingWriter`."""
+
+    def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
+        """Record statistics, checksums and tensors as asked for; no call that this makes is recorded itself."""
+        with unseen():
+            super().record(key, leaves)
 
     def _framework_tensors(self) -> MindSporeTensors:
         return MindSporeTensors()
