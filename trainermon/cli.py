@@ -50,6 +50,8 @@ COMMANDS = {
 }
 WITH_A_LOG = frozenset({"run", "node", "agent", "controller", "serve"})
 """Commands that run until they are told to end, and keep a log of their own."""
+USUAL_ACTIONS = {"rl": "show"}
+"""What a command with actions does with a folder alone."""
 FAILED, INTERRUPTED = 1, 130
 _DUCKDB_INTERRUPTED = "Query interrupted"  # what DuckDB makes of Ctrl-C
 
@@ -100,6 +102,7 @@ def build_parser(commands: Collection[str]) -> argparse.ArgumentParser:
             importlib.import_module(module_name).add_arguments(subparser)
             for leaf in leaves(subparser):
                 manners.add_options(leaf)
+                leaf.set_defaults(parser=leaf)
             usage.add_examples(subparser)
     return parser
 
@@ -113,8 +116,21 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
         yield from leaves(one)
 
 
+def _with_action(words: Sequence[str], asked_for: str | None, actions: Collection[str]) -> list[str]:
+    """Return `words` with the usual action of the command in front of a folder that stands where an action would."""
+    given = list(words)
+    at = given.index(asked_for) + 1 if asked_for in USUAL_ACTIONS else len(given)
+    if at < len(given) and given[at] not in actions and os.path.isdir(given[at]):
+        given.insert(at, USUAL_ACTIONS[asked_for or ""])
+    return given
+
+
 def _run(words: Sequence[str], asked_for: str | None) -> int:
-    arguments = build_parser((asked_for,) if asked_for else ()).parse_args(words)
+    parser = build_parser((asked_for,) if asked_for else ())
+    actions = {below.prog.split()[-1] for leaf in usage.subcommands(parser) for below in usage.subcommands(leaf)}
+    arguments, unknown = parser.parse_known_args(_with_action(words, asked_for, actions))
+    if unknown:  # argparse would show the usage of `trainermon` itself, which has none of the options that were meant
+        usage.refuse(vars(arguments).get("parser", parser), unknown)
     manners.take(arguments, shows_log=asked_for not in WITH_A_LOG)
     try:
         status: int = importlib.import_module(COMMANDS[arguments.subcommand][0]).main(arguments)

@@ -6,7 +6,9 @@ The names in them (`run`, `dump`, `golden` …) are those of the folder that the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 OVERVIEW = """\
 where to begin:
@@ -147,6 +149,14 @@ def add_examples(parser: argparse.ArgumentParser) -> None:
 def subcommands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """Return the parsers of the subcommands of `parser`."""
     return list(_below(parser))
+
+
+def refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """End the process with status 2: print the usage of `parser`, the words it does not know, and what may be meant."""
+    known = [option for action in parser._actions for option in action.option_strings]
+    meant = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
+    hint = f"; did you mean {' '.join(meant)}?" if meant else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -76,3 +76,19 @@ def test_an_error_is_one_line_that_names_what_is_wrong(line, folder, monkeypatch
     assert said.err.count("\n") == 1
     assert any(name in said.err for name in NAMED)
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("query run --formt csv", "unrecognized arguments: --formt csv; did you mean --format?"),
+        ("rl show run --xyzzy", "unrecognized arguments: --xyzzy\n"),
+    ],
+)
+def test_an_unknown_option_shows_the_usage_of_its_command(line, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: trainermon {line.partition(' run')[0]} ")
+    assert said in err

@@ -112,3 +112,15 @@ def test_examples_are_shown_below_the_options(capsys):
         main(["checkpoint", "show", "--help"])
 
     assert "\nexamples:\n  trainermon checkpoint show model.safetensors\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["rollouts", "show"])
+def test_a_folder_alone_is_shown(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_rollouts(tmp_path / name)
+    assert main(["rl", "show", name]) == 0
+    shown = capsys.readouterr().out
+
+    assert main(["rl", f"./{name}"]) == 0
+
+    assert capsys.readouterr().out == shown

@@ -175,12 +175,15 @@ function against(alert) {
 }
 
 /**
- * The unit stands with the value; only a time needs it here too.
+ * The unit stands with the value; only a time needs it here too. A rule with a limit of its own learns nothing to expect.
  * @param {Numeric} baseline
  * @param {string | null} statistic
  * @param {Series} series
  */
-const expected = (baseline, statistic, series) => (isTime(series) ? formatStatistic(number(baseline), statistic, series) : formatValue(number(baseline)));
+const expected = (baseline, statistic, series) => {
+  const value = Number.isNaN(number(baseline)) ? null : number(baseline);
+  return isTime(series) ? formatStatistic(value, statistic, series) : formatValue(value);
+};
 
 /**
  * @param {AlertGroup} alert
