@@ -1,44 +1,44 @@
-"""What the page of a graph costs its reader: opening it, and how long each action takes to the next drawn frame.
+"""What the page of a graph costs its reader: opening it, and each action up to the next drawn frame.
 
-`python -m benchmarks.bench_graph_page [--calls 80000] [--ranks 64]`, with the Chromium of the tests; `graph_dumps`
-makes the dump. Further ranks are made of its page: the same calls, verdicts and measures of their own.
+Times are processor time of the browser's main thread, so other work on the machine does not count.
+
+`python -m benchmarks.bench_graph_page [--calls 100000] [--ranks 1 8 64]`, with the Chromium of the tests; `graph_dumps`
+makes the dump. Further ranks are made of it: the same calls, with verdicts, errors and norms of their own.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import gzip
-import json
-import re
 import statistics
-import struct
 import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from playwright.sync_api import CDPSession, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
 from benchmarks.graph_dumps import record_step, repeat_step
 from tests.dashboards.conftest import CHROMIUM_FLAGS
 from tests.server_programs import find_program
-from trainermon.cli import main as trainermon
+from trainermon.analysis.graph.page.details import details_alone
+from trainermon.analysis.graph.page.output import FOUND, DrawnGraphs, draw_rank, open_server, write_page
+from trainermon.analysis.graph.page.packing import PackedRank, pack_columns, strip_of
+from trainermon.analysis.graph.reading import DumpGraph, read_graphs
 
 REPEATS = 7
 _ACTION = """async (key) => {
-    const begin = performance.now();
     document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
     await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
-    return performance.now() - begin;
 }"""
 _SEARCH = """async (text) => {
     const search = document.getElementById("search");
-    const begin = performance.now();
     search.value = text;
     search.dispatchEvent(new Event("input"));
-    return performance.now() - begin;
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
 }"""
+_HEAP = ("usedSize", "embedderHeapUsedSize", "backingStorageSize")
 ACTIONS = {
     "unfold, fold": ["Enter", "Enter"],
     "select beside": ["ArrowDown", "ArrowUp"],
@@ -52,71 +52,98 @@ WRONG = 4
 
 
 def main() -> None:
-    """Write a page, open it, and print the median and the worst of each action in milliseconds."""
+    """Open pages of so many ranks, from a file and from a server, and print what opening and each action cost."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=80_000, help="calls of the dump")
-    parser.add_argument("--ranks", type=int, default=1, help="ranks of the page")
+    parser.add_argument("--calls", type=int, default=100_000, help="calls of the dump")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64], help="ranks of the pages")
     args = parser.parse_args()
-    calls = args.calls
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        dump, page_file = Path(folder) / "dump", Path(folder) / "page.html"
-        repeat_step(record_step(Path(folder) / "step"), dump, calls)
-        trainermon(["graph", str(dump), "-o", str(page_file), "--details", "found"])
-        if args.ranks > 1:
-            page_file.write_text(with_ranks(page_file.read_text(), args.ranks))
+        dump = Path(folder) / "dump"
+        repeat_step(record_step(Path(folder) / "step"), dump, args.calls)
+        [graph] = read_graphs(dump, None)
+        packed = draw_rank(graph, FOUND, 2, served=False)
         chromium = playwright.chromium.launch(executable_path=find_program("chromium"), args=list(CHROMIUM_FLAGS))
-        page = chromium.new_page(viewport={"width": 1500, "height": 950})
-        session = page.context.new_cdp_session(page)
-        session.send("Performance.enable")
-        page.goto(f"file://{page_file}")
-        page.wait_for_selector("body[data-ready]")
-        print(f"{page.text_content('#facts')}; file {page_file.stat().st_size / 1e6:.2f} MB")
-        print(f"opening: {_metric(session, 'TaskDuration') * 1000:.0f} ms of the main thread")
-        for _ in range(3):
-            page.keyboard.press("ArrowRight")
-        for name, keys in ACTIONS.items():
-            _report(name, [page.evaluate(_ACTION, key) for _ in range(REPEATS) for key in keys])
-        _report("search, per key", [page.evaluate(_SEARCH, "linear"[:length]) for length in range(1, 7)])
-        session.send("HeapProfiler.collectGarbage")
-        print(f"heap: {_metric(session, 'JSHeapUsedSize') / 1e6:.0f} MB")
+        for count in args.ranks:
+            ranks = [_rank(packed, rank, count) for rank in range(count)]
+            first = next((place for place, one in enumerate(ranks) if one.member["findings"]), 0)
+            graphs = DrawnGraphs("", ranks, (), first)
+            page_file = Path(folder) / "page.html"
+            write_page(graphs, page_file)
+            print(f"\n{count} ranks of {packed.num_nodes:,} nodes; file {page_file.stat().st_size / 1e6:.2f} MB")
+            with _opened(chromium, f"file://{page_file}") as (page, session):
+                _act(page, session)
+            with _serving(graphs, graph) as address, _opened(chromium, address, "served, ") as (page, _):
+                sizes = page.evaluate("performance.getEntriesByType('resource').map((one) => one.encodedBodySize)")
+                print(f"served, pieces asked for: {len(sizes)}, {sum(sizes) / 1e6:.2f} MB")
         chromium.close()
 
 
-def with_ranks(page: str, ranks: int) -> str:
-    """Return a page with so many ranks instead of its one: every fourth of them has verdicts of its own."""
-    found = re.search('(?<=id="data">)[^<]*', page)
-    assert found
-    packed = gzip.decompress(base64.b64decode(found[0]))
-    length = struct.unpack_from("<I", packed)[0]
-    head = json.loads(packed[4 : 4 + length])
-    body = bytearray(packed[4 + length + (-(4 + length) % 8) :])
-    [first] = head["members"]
-    rng = np.random.default_rng(0)
-    head["members"] = [
-        {**first, "label": f"step0 rank{rank}", "rank": rank, "axes": f"dp {rank}", **_verdicts(first, body, rank, rng)}
-        for rank in range(ranks)
-    ]
-    text = json.dumps(head).encode()
-    packed = struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % 8) + bytes(body)
-    return page[: found.start()] + base64.b64encode(gzip.compress(packed)).decode() + page[found.end() :]
-
-
-def _verdicts(first: dict[str, Any], body: bytearray, rank: int, rng: np.random.Generator) -> dict[str, Any]:
-    columns = first["columns"]
-    count = columns["verdicts"]["count"]
-    verdicts = np.ones(count, np.uint8)
+def _rank(packed: PackedRank, rank: int, count: int) -> PackedRank:
+    rng = np.random.default_rng(rank)
+    verdicts = np.ones(packed.num_nodes, np.uint8)
     findings = []
-    if rank % max(1, 64 // WRONG) == 1:
-        at = int(rng.integers(count // 2, count))
-        verdicts[at:] = np.where(rng.random(count - at) < 0.5, 3, 1)
+    if rank % max(1, count // WRONG) == min(1, count - 1):
+        at = int(rng.integers(len(verdicts) // 2, len(verdicts)))
+        verdicts[at:] = np.where(rng.random(len(verdicts) - at) < 0.5, 3, 1)
         verdicts[at] = 5
         findings = [{"node": at, "message": "its results differ"}]
-    own = {"verdicts": verdicts, "errors": rng.lognormal(-16, 2, count).astype(np.float32)}
-    placed = {}
-    for name, column in own.items():
-        placed[name] = {**columns[name], "offset": len(body)}
-        body += column.tobytes() + bytes(-column.nbytes % 8)
-    return {"findings": findings, "columns": {**columns, **placed}}
+    errors, norms = (rng.lognormal(mean, 2, len(verdicts)).astype(np.float32) for mean in (-16, 0))
+    own = {"label": f"step0 rank{rank}", "step": 0, "rank": rank, "axes": f"dp {rank}", "findings": findings}
+    judged = {"worst_verdict": int(verdicts.max()), "worst_error": float(errors.max()), "strip": strip_of(verdicts)}
+    return packed._replace(
+        member={**packed.member, **own, **judged},
+        verdicts={**packed.verdicts, **pack_columns({"verdicts": verdicts})},
+        columns={**packed.columns, **pack_columns({"errors": errors, "norms": norms})},
+    )
+
+
+@contextmanager
+def _opened(chromium: Browser, address: str, how: str = "") -> Iterator[tuple[Page, CDPSession]]:
+    """Open a page and print what that cost until it is ready, and until it knows how all ranks are judged."""
+    page = chromium.new_page(viewport={"width": 1500, "height": 950})
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(address, wait_until="commit")
+    page.wait_for_selector("body[data-ready]", timeout=120_000)
+    ready = _metric(session, "TaskDuration")
+    page.wait_for_selector("body[data-complete]", timeout=120_000)
+    page.wait_for_load_state("load")
+    everything = _metric(session, "TaskDuration")
+    print(f"{how}opening: {ready * 1000:.0f} ms of the main thread, with all other ranks {everything * 1000:.0f} ms")
+    yield page, session
+    session.send("HeapProfiler.collectGarbage")
+    used = session.send("Runtime.getHeapUsage")
+    print(f"{how}heap: {sum(used.get(part, 0) for part in _HEAP) / 1e6:.0f} MB")
+    page.close()
+
+
+@contextmanager
+def _serving(graphs: DrawnGraphs, graph: DumpGraph) -> Iterator[str]:
+    details = details_alone(graph.tree, graph.directory)
+    server = open_server(graphs, lambda _: details, "", in_browser=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _act(page: Page, session: CDPSession) -> None:
+    def cost_ms(script: str, argument: str) -> float:
+        before = _metric(session, "TaskDuration")
+        page.evaluate(script, argument)
+        return (_metric(session, "TaskDuration") - before) * 1000
+
+    page.keyboard.press("0")
+    page.locator("#levels .crumb").first.click()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")  # the forward of the first micro step
+    for name, keys in ACTIONS.items():
+        _report(name, [cost_ms(_ACTION, key) for _ in range(REPEATS) for key in keys])
+    _report("search, per key", [cost_ms(_SEARCH, "linear"[:length]) for length in range(1, 7)])
 
 
 def _metric(session: CDPSession, name: str) -> float:
@@ -124,7 +151,7 @@ def _metric(session: CDPSession, name: str) -> float:
     return float(next(one["value"] for one in metrics if one["name"] == name))
 
 
-def _report(name: str, times_ms: list[float]) -> None:
+def _report(name: str, times_ms: Sequence[float]) -> None:
     print(f"{name}: median {statistics.median(times_ms):.0f} ms, worst {max(times_ms):.0f} ms")
 
 

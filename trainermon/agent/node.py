@@ -135,6 +135,10 @@ class RunNode:
         """Return the details of a node of that page, packed by gzip; None if there are none."""
         return await self._graphs.detail(key, number)
 
+    async def graph_piece(self, key: DumpKey, number: int) -> bytes | None:
+        """Return a piece of that page's data, packed by gzip; None if there is none."""
+        return await self._graphs.piece(key, number)
+
     async def close(self) -> None:
         """Stop what was begun for a reader."""
         await self._graphs.close()

@@ -1,7 +1,8 @@
-"""The file beside a graph's page with the details of its nodes: written with the page, read by who serves it.
+"""The files beside a graph's page, from which whoever serves it answers: numbered parts, each packed by gzip.
 
-It begins with how many nodes there are and where the details of each end, as little-endian 64-bit numbers; behind them
-stand the details one after the other, each packed by gzip. A node without details has none of its bytes.
+One has the details of nodes, one the pieces of the page's data. A file begins with how many parts there are and where
+each ends, as little-endian 64-bit numbers; behind them stand the parts one after the other. A part that there is not,
+as the details of a node without any, has none of its bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
-SUFFIX = ".details"
+DETAILS_SUFFIX = ".details"
+PIECES_SUFFIX = ".pieces"
 _NUMBER = struct.Struct("<Q")
 
 
@@ -21,15 +23,15 @@ def pack_detail(detail: bytes | None) -> bytes:
     return b"" if detail is None else gzip.compress(detail, 6, mtime=0)
 
 
-def pack_details(details: Iterable[bytes]) -> bytes:
-    """Return the file's bytes, from what `pack_detail` returns of each node in order."""
-    bodies = list(details)
+def join_parts(parts: Iterable[bytes]) -> bytes:
+    """Return a file's bytes, from its parts in order, each packed by gzip or without any bytes."""
+    bodies = list(parts)
     ends = list(accumulate(map(len, bodies)))
     return struct.pack(f"<{len(ends) + 1}Q", len(ends), *ends) + b"".join(bodies)
 
 
-def read_detail(path: Path, number: int) -> bytes | None:
-    """Return the details of node `number` from the file `path`, packed by gzip; None if it has none.
+def read_part(path: Path, number: int) -> bytes | None:
+    """Return part `number` of the file `path`, packed by gzip; None if there is none.
 
     Raises:
         OSError: The file cannot be read, or is none of these.

@@ -11,10 +11,10 @@ import pytest
 from tests.agent.orders.test_dumps import REPLAY, replayed
 from trainermon.agent.orders.dumps import DumpKey, RunDumps
 from trainermon.agent.orders.graphs import DumpGraphs, GraphState
-from trainermon.dashboards.graph_details import pack_detail, pack_details
+from trainermon.dashboards.graph_details import join_parts, pack_detail
 
 BUILD = "import pathlib, sys; pathlib.Path(sys.argv[3]).write_text(' '.join(sys.argv[1:2]) + str(len(sys.argv)))"
-PACKED = pack_details(map(pack_detail, [b"{}", None, b'{"rows":[]}']))
+PACKED = join_parts(map(pack_detail, [b"{}", None, b'{"rows":[]}']))
 
 
 def ask(tmp_path, folders, keys, script=BUILD):

@@ -1,8 +1,8 @@
 """What the page is given: shared trees, columns at their places, and modules joined into one script."""
 
+import gzip
+import itertools
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from trainermon.analysis.graph.findings import judge_alone
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.joining import join_modules
-from trainermon.analysis.graph.page.packing import DrawnRank, pack, pack_rank
+from trainermon.analysis.graph.page.packing import DrawnRank, pack, pack_rank, strip_of
 from trainermon.analysis.graph.tree import read_tree
 from trainermon.dump.files.reader import read_stacks
 
@@ -29,33 +29,74 @@ def _rank(name):
     return DrawnRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines, code)
 
 
-def _column(packed, begin, place):
+def _column(packed, place):
+    content = gzip.decompress(packed.pieces[place["piece"]])
     if place["type"] == "json":
-        return json.loads(packed[begin : begin + place["count"]], parse_constant=pytest.fail)
-    return np.frombuffer(packed, _TYPES[place["type"]], place["count"], begin)
+        return json.loads(content, parse_constant=pytest.fail)
+    column = np.frombuffer(content, _TYPES[place["type"]])
+    assert len(column) == place["count"]
+    return column
 
 
-def test_columns_are_where_the_header_says_and_equal_trees_are_there_once():
+def test_columns_are_the_pieces_that_the_header_says_and_equal_ones_are_there_once():
     ranks = [_rank(name) for name in ("sound", "faulty", "sound", "nan")]
 
-    packed = zlib.decompress(pack([pack_rank(rank) for rank in ranks]), wbits=-zlib.MAX_WBITS)
+    packed = pack([pack_rank(rank) for rank in ranks])
 
-    (length,) = struct.unpack_from("<I", packed)
-    head = json.loads(packed[4 : 4 + length], parse_constant=pytest.fail)
-    begin = 4 + length + -(4 + length) % 8
+    head = json.loads(gzip.decompress(packed.head), parse_constant=pytest.fail)
     # A NaN looks like no other value where a dump tells no order: the last has other edges.
     assert [member["skeleton"] for member in head["members"]] == [0, 1, 0, 2]
+    assert len(set(packed.pieces)) == len(packed.pieces)
     for rank, member in zip(ranks, head["members"], strict=True):
         shared = head["skeletons"][member["skeleton"]]
         columns = {
-            name: _column(packed, begin + place["offset"], place)
-            for name, place in {**shared["columns"], **member["columns"]}.items()
+            name: _column(packed, place)
+            for name, place in {**shared["columns"], **member["verdicts"], **member["columns"]}.items()
         }
         assert columns["sizes"].tolist() == rank.tree.sizes.tolist()
         assert columns["verdicts"].tolist() == rank.found.verdicts.tolist()
-        assert columns["consumers"].tolist() == [edge.consumer for edge in rank.flow.edges]
+        consumers = np.cumsum(columns["edge_gaps"])
+        assert consumers.tolist() == [edge.consumer for edge in rank.flow.edges]
+        assert (consumers - columns["edge_lengths"]).tolist() == [edge.producer for edge in rank.flow.edges]
+        ends = np.cumsum(columns["key_lengths"])
+        keys = [
+            columns["keys"][end - size : end].tobytes().decode()
+            for end, size in zip(ends, columns["key_lengths"], strict=True)
+        ]
+        assert keys == ["" if node.call is None else node.call.key for node in rank.tree.nodes]
+        assert member["worst_verdict"] == max(map(int, member["strip"])) == max(rank.found.verdicts)
         names = [columns["texts"][number] for number in columns["names"]]
         assert names == [node.name for node in rank.tree.nodes]
+
+
+@pytest.mark.parametrize("count", [1, 2047, 2049, 5000, 100_003])
+def test_each_cell_of_a_strip_has_the_worst_of_its_stretch(count):
+    verdicts = np.random.default_rng(count).integers(0, 6, count).astype(np.uint8)
+
+    strip = strip_of(verdicts)
+
+    cells = len(strip)
+    assert cells == min(count, 2048)
+    ends = [at * count // cells for at in range(cells + 1)]
+    assert strip == "".join(str(max(verdicts[begin:end])) for begin, end in itertools.pairwise(ends))
+
+
+def test_the_rank_that_is_shown_first_comes_first():
+    ranks = [pack_rank(_rank(name)) for name in ("sound", "faulty", "nan")]
+
+    packed = pack(ranks, first=1)
+
+    head = json.loads(gzip.decompress(packed.head))
+    member = head["members"][1]
+    skeleton = head["skeletons"][member["skeleton"]]["columns"]
+    needed = {column["piece"] for one in (skeleton, member["verdicts"], member["columns"]) for column in one.values()}
+    assert needed | {head["code"]["piece"]} == set(range(packed.num_first))
+    assert packed.num_first < len(packed.pieces)
+    assert [member["first_detail"] for member in head["members"]] == [
+        0,
+        ranks[0].num_nodes,
+        ranks[0].num_nodes + ranks[1].num_nodes,
+    ]
 
 
 def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path):

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Page
 
-import trainermon
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.dashboards.graph.modules import LOAD_FIRST, header_and_pieces, module_page
 from trainermon.analysis.graph.findings import NodeVerdict, judge_alone
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import fold_children
 from trainermon.analysis.graph.page.code import PageCode
-from trainermon.analysis.graph.page.packing import DrawnRank, pack, pack_rank
+from trainermon.analysis.graph.page.packing import DrawnRank, pack_rank
 from trainermon.analysis.graph.tree import GraphTree, read_tree
 from trainermon.dump.files.reader import read_stacks
 
 pytestmark = pytest.mark.server
+page = module_page
 
 RECORDED = Path(__file__).parents[2] / "analysis" / "compare" / "recorded"
-WEB = Path(trainermon.__file__).parent / "dashboards" / "web"
-SCRIPT = """async ([packed, open]) => {
-    const { unpack } = await import('/graph/skeleton.js');
-    const { foldChildren } = await import('/graph/folding.js');
+SCRIPT = """async ([[header, pieces], open]) => {
+    const { foldChildren } = await import('/graph/data/folding.js');
     const { layOut } = await import('/graph/layout.js');
     const { allBoxes, closedBoxes, shownIn, wiresBetween } = await import('/graph/wires.js');
-    const [graph] = unpack(Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)).buffer);
+    LOAD
     const opened = { isOpen: (node) => open === 'all' || open.includes(node), isApart: () => false };
     const root = layOut(graph, opened, (text) => 7 * text.length);
     const boxes = allBoxes(root);
@@ -45,15 +41,14 @@ SCRIPT = """async ([packed, open]) => {
         boxes: boxes.map((box) => (
             { node: box.node, place: place(box), children: box.children.map(place), isOpen: box.isOpen })),
     };
-}"""
+}""".replace("LOAD", LOAD_FIRST)
 
 
-IN_VIEW = """async ([packed, most]) => {
-    const { unpack } = await import('/graph/skeleton.js');
+IN_VIEW = """async ([[header, pieces], most]) => {
     const { layOut } = await import('/graph/layout.js');
     const { boxesInView } = await import('/graph/scene.js');
     const { allBoxes, bundled, closedBoxes, nearTo, shownIn, wiresBetween } = await import('/graph/wires.js');
-    const [graph] = unpack(Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)).buffer);
+    LOAD
     const root = layOut(graph, { isOpen: () => true, isApart: () => true }, (text) => 7 * text.length);
     const all = { left: -1e9, top: -1e9, right: 1e9, bottom: 1e9 };
     const closed = closedBoxes(root);
@@ -63,25 +58,7 @@ IN_VIEW = """async ([packed, most]) => {
         wires: bundled(wires, new Map()).map(({ from, bundled }) => [from.node - 3, bundled]),
         near: bundled(wires, nearTo(graph, wires, graph.count - 1)).map(({ bundled }) => bundled ?? 1),
     };
-}"""
-
-
-@pytest.fixture(scope="module")
-def page(browser: Browser) -> Iterator[Page]:
-    """Return a page that loads its modules from their folder."""
-    page = browser.new_page()
-    page.route("http://page.test/**", _from_folder)
-    page.goto("http://page.test/")
-    yield page
-    page.close()
-
-
-def _from_folder(route: Route) -> None:
-    name = route.request.url.removeprefix("http://page.test/")
-    if name:
-        route.fulfill(body=(WEB / name).read_text(encoding="utf-8"), content_type="text/javascript")
-    else:
-        route.fulfill(body="<!doctype html>", content_type="text/html")
+}""".replace("LOAD", LOAD_FIRST)
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +80,7 @@ def _laid_out(page: Page, directory: Path, opened: Any = "all") -> tuple[GraphTr
     code = PageCode()
     lines = code.add(tree, read_stacks(directory), (), None)
     rank = DrawnRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines, code)
-    packed = zlib.decompress(pack([pack_rank(rank)]), wbits=-zlib.MAX_WBITS)
-    return tree, page.evaluate(SCRIPT, [base64.b64encode(packed).decode(), opened])
+    return tree, page.evaluate(SCRIPT, [header_and_pieces(pack_rank(rank)), opened])
 
 
 @pytest.mark.parametrize("name", ["faulty", "wide", "deep", "empty"])
@@ -163,8 +139,7 @@ def _in_view(page: Page, directory: Path, most: int) -> Any:
     found = judge_alone(tree, directory)
     found.verdicts[-1] = NodeVerdict.BLAMED
     rank = DrawnRank("rank0", str(directory), tree, found, find_flow(tree), {}, lines, code)
-    packed = zlib.decompress(pack([pack_rank(rank)]), wbits=-zlib.MAX_WBITS)
-    return page.evaluate(IN_VIEW, [base64.b64encode(packed).decode(), most])
+    return page.evaluate(IN_VIEW, [header_and_pieces(pack_rank(rank)), most])
 
 
 def test_of_too_many_boxes_the_largest_are_drawn_and_each_with_a_finding(page: Page, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.dashboards.graph.conftest import RECORDED, OpenGraph
@@ -113,16 +114,16 @@ def test_the_strip_leads_to_the_worst_at_its_place(open_graph: OpenGraph) -> Non
 
 def test_the_rank_with_the_finding_is_shown_and_the_others_are_a_key_away(open_graph: OpenGraph) -> None:
     page = open_graph("ranks")
-    assert "step0 rank1" in page.text_content("#facts")
+    expect(page.locator("#facts")).to_contain_text("step0 rank1")
     assert page.text_content(SELECTED) == "layers.1 Block"
 
     page.keyboard.press(",")
-    assert "step0 rank0" in page.text_content("#facts")
+    expect(page.locator("#facts")).to_contain_text("step0 rank0")
     assert page.text_content("#sentence").startswith("The dumps agree")
     page.keyboard.press(",")
-    assert "step0 rank2" in page.text_content("#facts")
+    expect(page.locator("#facts")).to_contain_text("step0 rank2")
     page.get_by_label("step and rank").select_option("1")
-    assert page.text_content(SELECTED) == "layers.1 Block"
+    expect(page.locator(SELECTED)).to_have_text("layers.1 Block")
 
 
 def test_every_rank_has_a_line_in_the_map(open_graph: OpenGraph) -> None:
@@ -132,7 +133,7 @@ def test_every_rank_has_a_line_in_the_map(open_graph: OpenGraph) -> None:
     assert box is not None
 
     strip.click(position={"x": box["width"] / 2, "y": box["height"] - 12})
-    assert "step0 rank2" in page.text_content("#facts")
+    expect(page.locator("#facts")).to_contain_text("step0 rank2")
     address = page.evaluate("location.hash")
     again = open_graph("ranks", address)
     assert again.text_content("#facts") == page.text_content("#facts")

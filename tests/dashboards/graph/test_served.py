@@ -35,12 +35,12 @@ def server(tmp_path: Path) -> Iterator[GraphServer]:
     """A server of the faulty dump against the sound one, both copied, so that a test may change them."""
     for name in ("faulty", "sound"):
         shutil.copytree(next((RECORDED / name).rglob("rank0")), tmp_path / name)
-    with _serving(tmp_path / "faulty", tmp_path / "sound") as opened:
+    with serving(tmp_path / "faulty", tmp_path / "sound") as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def _serving(path: Path, golden: Path | None) -> Iterator[GraphServer]:
+def serving(path: Path, golden: Path | None) -> Iterator[GraphServer]:
     graphs = list(read_graphs(path, golden))
     ranks = [draw_rank(graph, BESIDE, len(graphs), served=True) for graph in graphs]
     details = [details_of(graph) for graph in graphs]
@@ -94,7 +94,7 @@ def test_tensors_of_both_sides_are_fetched_once_when_their_node_is_chosen(server
 
 def test_numbers_are_those_of_the_dump(tmp_path: Path, page: Page) -> None:
     write_dump(tmp_path / "dump", {"Module.fc.Linear.forward.0": forward(tensor(value=0.5), output=tensor(value=0.25))})
-    with _serving(tmp_path, None) as server:
+    with serving(tmp_path, None) as server:
         page.goto(f"{server.url}#node=3")
         expect(page.locator("#panel td.number").first).to_have_text("0.5")
 
@@ -102,7 +102,7 @@ def test_numbers_are_those_of_the_dump(tmp_path: Path, page: Page) -> None:
 def test_what_has_changed_since_is_said_and_not_shown(tmp_path: Path, browser: Browser) -> None:
     write_dump(tmp_path / "dump", {"Module.fc.Linear.forward.0": forward(tensor(value=0.5), output=tensor(value=0.25))})
     page = browser.new_page()
-    with _serving(tmp_path, None) as server:
+    with serving(tmp_path, None) as server:
         (tmp_path / "dump" / "dump.json").write_text("{}")
         page.goto(f"{server.url}#node=3")
         expect(page.locator(".missing")).to_contain_text("it has changed since it was read")
@@ -113,7 +113,7 @@ def test_hostile_text_stays_text_when_it_is_fetched(tmp_path: Path, page: Page) 
     key = f"Module.{HOSTILE}.Linear.forward.0"
     write_dump(tmp_path / "dump", {key: forward(tensor(), output=tensor())})
     (tmp_path / "dump" / "stack.json").write_text(json.dumps({"0": [[key], [f"File {HOSTILE}"]]}))
-    with _serving(tmp_path, None) as server:
+    with serving(tmp_path, None) as server:
         page.goto(f"{server.url}#node=3")
         expect(page.locator("#panel .stack")).to_have_text(f"File {HOSTILE}")
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from trainermon.agent.lifecycle.child import output_of
 from trainermon.agent.orders.dumps import DumpKey, RunDumps
-from trainermon.dashboards.graph_details import SUFFIX, read_detail
+from trainermon.dashboards.graph_details import DETAILS_SUFFIX, PIECES_SUFFIX, read_part
 
 TIME_LIMIT_S = 600.0
 READ_LIMIT_S = 10.0
@@ -108,11 +108,18 @@ class DumpGraphs:
 
     async def detail(self, key: DumpKey, number: int) -> bytes | None:
         """Return the details of a node of the page with the dump `key`, packed by gzip; None if there are none."""
+        return await self._part(key, DETAILS_SUFFIX, number)
+
+    async def piece(self, key: DumpKey, number: int) -> bytes | None:
+        """Return a piece of the data of the page with the dump `key`, packed by gzip; None if there is none."""
+        return await self._part(key, PIECES_SUFFIX, number)
+
+    async def _part(self, key: DumpKey, suffix: str, number: int) -> bytes | None:
         source = self._source(key)
         if source is None or source.page not in self._built:
             return None
-        path = (self._run_dir / source.page).with_suffix(SUFFIX)
-        return await self._read(lambda: read_detail(path, number))
+        path = (self._run_dir / source.page).with_suffix(suffix)
+        return await self._read(lambda: read_part(path, number))
 
     async def close(self) -> None:
         """Stop the process that is building a graph."""

@@ -230,6 +230,10 @@ class StoredRun:
         """Return the details of a node of that page."""
         return await self._graphs.detail(key, number)
 
+    async def graph_piece(self, key: DumpKey, number: int) -> bytes | None:
+        """Return a piece of that page's data, packed by gzip; None if there is none."""
+        return await self._graphs.piece(key, number)
+
     async def close(self) -> None:
         """End the streams of open pages, and what was begun for a reader."""
         self.feed.close()

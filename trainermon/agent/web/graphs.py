@@ -30,6 +30,9 @@ class GraphInterface(Protocol):
     async def graph_detail(self, key: DumpKey, number: int) -> bytes | None:
         """Return the details of a node, packed by gzip; None if there are none."""
 
+    async def graph_piece(self, key: DumpKey, number: int) -> bytes | None:
+        """Return a piece of the page's data, packed by gzip; None if there is none."""
+
 
 def add_graphs(app: FastAPI, node: GraphInterface) -> None:
     """Answer for the graph of each dump, below `/graph/`."""
@@ -48,10 +51,17 @@ def add_graphs(app: FastAPI, node: GraphInterface) -> None:
 
     @app.get("/graph/{identity}/{attempt}/{step}/details/{number}")
     async def detail(identity: str, attempt: int, step: int, number: int) -> Response:
-        found = await node.graph_detail(DumpKey(identity, attempt, step), number)
-        if found is None:
-            raise HTTPException(404, "there are no details of this node (any more): load the page again")
-        return Response(found, media_type="application/json", headers={"content-encoding": "gzip"})
+        return _packed(await node.graph_detail(DumpKey(identity, attempt, step), number), "application/json")
+
+    @app.get("/graph/{identity}/{attempt}/{step}/pieces/{number}")
+    async def piece(identity: str, attempt: int, step: int, number: int) -> Response:
+        return _packed(await node.graph_piece(DumpKey(identity, attempt, step), number), "application/octet-stream")
+
+
+def _packed(found: bytes | None, kind: str) -> Response:
+    if found is None:
+        raise HTTPException(404, "the page does not have this (any more): load it again")
+    return Response(found, media_type=kind, headers={"content-encoding": "gzip"})
 
 
 def _said(status: int, title: str, text: str, head: str = "") -> Response:

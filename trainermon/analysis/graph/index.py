@@ -1,6 +1,6 @@
 """The index: reports of graphs on disk, so that dumps that have not changed are not read again.
 
-A file is a report: a magic number, the length of a JSON text, that text, the deflated columns of its part of a page one
+A file is a report: a magic number, the length of a JSON text, that text, the packed columns of its part of a page one
 after the other, and a checksum of all of it. It is named after all that went into it: the report's options, and of
 every file of the dumps path, inode, size, and the times of modification and of change, as they were before it was read.
 Who edits a file can keep its size and set the first of these times, not the second. So what is stale is not found, if
@@ -23,7 +23,7 @@ import trainermon
 from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall
 from trainermon.analysis.graph.first import Beginning
 from trainermon.analysis.graph.meetings import RankCollectives
-from trainermon.analysis.graph.page.packing import VERSION, PackedColumn, PackedRank
+from trainermon.analysis.graph.page.packing import COLUMNS, VERSION, PackedColumn, PackedRank
 from trainermon.analysis.graph.reading import GraphPlace
 from trainermon.analysis.graph.report import GraphReport, ReportMaker
 from trainermon.core.errors import DumpError
@@ -132,11 +132,11 @@ def _packed(report: GraphReport) -> bytes:
     contents: list[bytes] = []
     if report.rank is not None:
         known["rank"] = report.rank._asdict()
-        for part in ("skeleton", "columns"):
+        for part in COLUMNS:
             columns = known["rank"][part] = dict(known["rank"][part])
             for name, column in columns.items():
                 contents.append(column.content)
-                columns[name] = [column.type, column.num_items, column.size, column.digest, len(column.content)]
+                columns[name] = [column.type, column.num_items, column.digest, len(column.content)]
     text = json.dumps(known, separators=(",", ":")).encode()
     content = b"".join((_MAGIC, _LENGTH.pack(len(text)), text, *contents))
     return content + _digest(content)
@@ -156,9 +156,9 @@ def _unpacked(content: bytes) -> GraphReport:
     known: dict[str, Any] = json.loads(content[begin : begin + length])
     rank, at = known["rank"], begin + length
     if rank is not None:
-        for part in ("skeleton", "columns"):
-            for name, (kind, num_items, size, digest, length) in rank[part].items():
-                rank[part][name] = PackedColumn(kind, num_items, size, digest, content[at : at + length])
+        for part in COLUMNS:
+            for name, (kind, num_items, digest, length) in rank[part].items():
+                rank[part][name] = PackedColumn(kind, num_items, digest, content[at : at + length])
                 at += length
         known["rank"] = PackedRank(**rank)
     if known["began"] is not None:

@@ -18,15 +18,14 @@ from trainermon.analysis.graph.levels import axes_of
 from trainermon.analysis.graph.meetings import RankMeetings
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.details import NodeDetails, details_against, details_alone, details_of_rows
-from trainermon.analysis.graph.page.packing import DrawnRank, PackedRank, pack, pack_rank
+from trainermon.analysis.graph.page.packing import DrawnRank, PackedPage, PackedRank, pack, pack_rank
 from trainermon.analysis.graph.page.page import render_page
 from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer
 from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.screen import ancestors
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
-from trainermon.dashboards.graph_details import SUFFIX as DETAILS_SUFFIX
-from trainermon.dashboards.graph_details import pack_detail, pack_details
+from trainermon.dashboards.graph_details import DETAILS_SUFFIX, PIECES_SUFFIX, join_parts, pack_detail
 from trainermon.dashboards.graph_notes import NO_NOTES, GraphNotes
 
 FOUND, BESIDE = "found", "beside"
@@ -56,9 +55,9 @@ class DrawnGraphs(NamedTuple):
     notes: GraphNotes = NO_NOTES
     path: Path | None = None
 
-    def page(self, *, served: bool, keeps_notes: bool = False) -> str:
-        """Return the page; where it is `served`, it asks for details that it has not, and sends notes to be kept."""
-        packed = pack(
+    def pack(self, *, served: bool, keeps_notes: bool = False) -> PackedPage:
+        """Return the page's data; where it is `served`, it asks for what it has not, and sends notes to be kept."""
+        return pack(
             self.ranks,
             self.meetings,
             self.golden,
@@ -67,24 +66,24 @@ class DrawnGraphs(NamedTuple):
             notes=self.notes,
             keeps_notes=keeps_notes,
         )
-        return render_page(self.title, packed, served=served)
 
 
 def write_page(graphs: DrawnGraphs, path: Path, details: Iterable[bytes] | None = None) -> None:
     """Write the page of `graphs` to the file `path`.
 
-    With `details`, those of all nodes in order, they are in a second file for a server, see
-    `trainermon.dashboards.graph_details`.
+    With `details`, those of all nodes in order, it is for a server: they, and the pieces of the page's data, are in
+    files of their own, see `trainermon.dashboards.graph_details`.
 
     Raises:
         DumpError: The file cannot be written.
     """
     served = details is not None
-    page = graphs.page(served=served)
+    packed = graphs.pack(served=served)
     try:
         if details is not None:
-            replace_file(path.with_suffix(DETAILS_SUFFIX), pack_details(details))
-        replace_file(path, page.encode())
+            replace_file(path.with_suffix(DETAILS_SUFFIX), join_parts(details))
+            replace_file(path.with_suffix(PIECES_SUFFIX), join_parts(packed.pieces))
+        replace_file(path, render_page(graphs.title, packed, served=served).encode())
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
 
@@ -101,9 +100,11 @@ def open_server(
         DumpError: It cannot listen there.
     """
     host, port = _address(address)
+    packed = graphs.pack(served=True, keeps_notes=graphs.path is not None)
     try:
         server = GraphServer(
-            graphs.page(served=True, keeps_notes=graphs.path is not None),
+            render_page(graphs.title, packed, served=True),
+            packed.pieces,
             [one.num_nodes for one in graphs.ranks],
             details,
             graphs.path,

@@ -1,25 +1,25 @@
 """The data of a graph's page: a JSON header, and columns over the nodes as little-endian arrays, of all its ranks.
 
-What a rank brings is deflated once, by who has read its dump, and is only copied from then on: into the index, from one
-process to another, into the page.
+Each column is a piece of its own, which the page unpacks when it needs it. It is packed once, by who has read its dump,
+and is only copied from then on: into the index, from one process to another, into the page.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
-import struct
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.analysis.graph.findings import GraphFindings, worst_within
+from trainermon.analysis.graph.findings import GraphFindings
 from trainermon.analysis.graph.flow import FlowSummary
 from trainermon.analysis.graph.meetings import NO_MEETINGS, RankMeetings
 from trainermon.analysis.graph.page.code import PageCode
@@ -28,12 +28,12 @@ from trainermon.analysis.graph.tree import GraphTree
 from trainermon.dashboards.graph_notes import NO_NOTES, GraphNotes
 from trainermon.dump.files.records import BACKWARD, FORWARD
 
-VERSION = 2
-_ALIGNMENT = 8
+VERSION = 3
+STRIP_CELLS = 2048
+"""The line of a rank in the map of the step has at most so many cells."""
 _TYPES = {"uint8": "u8", "int32": "i32", "float32": "f32"}
 _JSON = "json"
 _DIRECTIONS = {"": 0, FORWARD: 1, BACKWARD: 2}
-_RAW = -zlib.MAX_WBITS  # without a header and a checksum, so that pieces can stand one after the other
 _LEVEL = 6
 _MAX_KNOWN = 32
 
@@ -82,14 +82,12 @@ class PackedColumn(NamedTuple):
     Attributes:
         type: `u8`, `i32`, `f32` or `json`.
         num_items: How many numbers; bytes of JSON.
-        size: Bytes before it was deflated, a multiple of 8.
         digest: Equal for equal columns.
-        content: Its bytes, deflated so that what stands before or behind it does not matter.
+        content: Its bytes, packed by gzip.
     """
 
     type: str
     num_items: int
-    size: int
     digest: str
     content: bytes
 
@@ -101,47 +99,63 @@ class PackedRank(NamedTuple):
         num_nodes: How many nodes it has.
         member: What the page's header says of it.
         skeleton: What it has in common with ranks whose model is built alike: tree and edges.
-        columns: What is its own.
+        verdicts: How its nodes are judged, which the page needs of all ranks.
+        columns: What else is its own, which the page needs while it is shown.
         excerpts: The code around its lines, by a frame's text.
     """
 
     num_nodes: int
     member: Mapping[str, Any]
     skeleton: Mapping[str, PackedColumn]
+    verdicts: Mapping[str, PackedColumn]
     columns: Mapping[str, PackedColumn]
     excerpts: Mapping[str, Any]
 
 
-class _Body:
-    """Columns one after the other; equal ones are there once."""
+COLUMNS = ("skeleton", "verdicts", "columns")
+"""The attributes of a `PackedRank` that are columns by name."""
+
+
+class PackedPage(NamedTuple):
+    """The data of a page.
+
+    Attributes:
+        head: The header, packed by gzip.
+        pieces: The columns, each packed by gzip, by the numbers that the header names; those of the rank that is shown
+            first before the others.
+        num_first: How many of them that rank needs.
+    """
+
+    head: bytes
+    pieces: Sequence[bytes]
+    num_first: int
+
+
+class _Pieces:
+    """Columns with their numbers; equal ones have the same."""
 
     def __init__(self) -> None:
         self.contents: list[bytes] = []
-        self._size = 0
-        self._offsets: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def add(self, columns: Mapping[str, PackedColumn]) -> dict[str, Any]:
-        """Add columns; return where each stands."""
+        """Add columns; return what the header says of each."""
         return {
-            name: {"type": column.type, "offset": self._place(column), "count": column.num_items}
+            name: {"type": column.type, "count": column.num_items, "piece": self._number(column)}
             for name, column in columns.items()
         }
 
-    def _place(self, column: PackedColumn) -> int:
-        if column.digest not in self._offsets:
-            self._offsets[column.digest] = self._size
-            self._size += column.size
+    def _number(self, column: PackedColumn) -> int:
+        if column.digest not in self._numbers:
+            self._numbers[column.digest] = len(self.contents)
             self.contents.append(column.content)
-        return self._offsets[column.digest]
+        return self._numbers[column.digest]
 
 
 def pack_rank(rank: DrawnRank) -> PackedRank:
-    """Return what the page has of a rank. Costs a few passes over its nodes, and to deflate some 50 bytes for each."""
+    """Return what the page has of a rank. Costs a few passes over its nodes, and to deflate some 30 bytes for each."""
     found, measures = rank.found, measure(rank.tree.nodes)
     columns: dict[str, NDArray[Any]] = {
-        "verdicts": found.verdicts,
-        "worst": worst_within(rank.tree, found.verdicts),
-        "nonfinite": found.nonfinite.astype(np.uint8),
         "errors": found.errors.astype(np.float32),
         "norms": measures.norms,
         "growths": measures.growths,
@@ -150,6 +164,7 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
         "lines": rank.lines,
         "overlay_values": np.concatenate([*rank.overlays.values(), np.zeros(0, np.float32)]),
     }
+    known = found.errors[~np.isnan(found.errors)]
     member = {
         "label": rank.label,
         "step": rank.step,
@@ -163,15 +178,30 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
         "dump": rank.dump,
         "sentence": found.sentence,
         "findings": [{"node": one.node, "message": one.message} for one in found.findings],
+        "worst_verdict": int(found.verdicts.max()),
+        "worst_error": as_number(float(known.max())) if known.size else None,
+        "strip": strip_of(found.verdicts),
     }
     texts = {"details": rank.details, "line_texts": list(rank.code.lines)}
     return PackedRank(
         num_nodes=len(rank.tree.nodes),
         member=member,
         skeleton=_skeleton(rank),
-        columns=_numbers(columns) | {name: _json(value) for name, value in texts.items()},
+        verdicts=pack_columns({"verdicts": found.verdicts, "nonfinite": found.nonfinite.astype(np.uint8)}),
+        columns=pack_columns(columns) | {name: _json(value) for name, value in texts.items()},
         excerpts=rank.code.excerpts,
     )
+
+
+def strip_of(verdicts: NDArray[np.uint8]) -> str:
+    """Return the worst verdict of each of up to `STRIP_CELLS` equal stretches of the step, a digit each.
+
+    >>> strip_of(np.array([1, 1, 5, 1], np.uint8))
+    '1151'
+    """
+    count = min(len(verdicts), STRIP_CELLS)
+    starts = np.arange(count) * len(verdicts) // count
+    return (np.maximum.reduceat(verdicts, starts) + ord("0")).astype(np.uint8).tobytes().decode()
 
 
 def pack(  # noqa: PLR0913  # what the page shows, and what it may do
@@ -183,35 +213,39 @@ def pack(  # noqa: PLR0913  # what the page shows, and what it may do
     first: int = 0,
     notes: GraphNotes = NO_NOTES,
     keeps_notes: bool = False,
-) -> bytes:
-    """Return, deflated, what `skeleton.js` unpacks: uint32 length, JSON header, padding to 8, columns aligned to 8.
+) -> PackedPage:
+    """Return what `store.js` reads.
 
     What ranks have in common, tree and edges, is there once for all that have the same; so is any column, so that equal
-    offsets mean equal columns. `golden` is the folder that they were held against. Where the page is `served`, it asks
-    for details that it has not by their number: that of the node, counted through all ranks. `meetings` are the
-    collectives of each rank that others took part in; `first` is the place of the rank that is shown first. A
-    page that `keeps_notes` sends what is written at nodes to its server.
+    numbers of pieces mean equal columns. `golden` is the folder that they were held against. Where the page is
+    `served`, it asks for pieces and details that it has not by their number: that of a detail is the node's, counted
+    through all ranks. `meetings` are the collectives of each rank that others took part in; `first` is the place of the
+    rank that is shown first. A page that `keeps_notes` sends what is written at nodes to its server.
     """
-    body = _Body()
+    pieces = _Pieces()
+    code = _json({frame: part for rank in reversed(ranks) for frame, part in rank.excerpts.items()})
+    placed: dict[int, dict[str, Any]] = {}
     skeletons: dict[tuple[str, ...], int] = {}
     known: list[dict[str, Any]] = []
-    members: list[dict[str, Any]] = []
-    excerpts: dict[str, Any] = {}
-    num_details = 0
-    for rank, met in zip(ranks, meetings or [NO_MEETINGS] * len(ranks), strict=True):
+    met = meetings or [NO_MEETINGS] * len(ranks)
+    ends = list(accumulate(rank.num_nodes for rank in ranks))
+    num_first = 0
+    for place in (first, *range(first), *range(first + 1, len(ranks))):
+        rank = ranks[place]
         built_as = tuple(column.digest for column in rank.skeleton.values())
         if built_as not in skeletons:
             skeletons[built_as] = len(known)
-            known.append({"columns": body.add(rank.skeleton)})
-        columns = _numbers({"meeting_nodes": met.nodes, "meeting_numbers": met.numbers})
-        place = {
+            known.append({"count": rank.num_nodes, "columns": pieces.add(rank.skeleton)})
+        met_by = pack_columns({"meeting_nodes": met[place].nodes, "meeting_numbers": met[place].numbers})
+        placed[place] = {
             "skeleton": skeletons[built_as],
-            "first_detail": num_details,
-            "columns": body.add({**rank.columns, **columns}),
+            "first_detail": ends[place] - rank.num_nodes,
+            "verdicts": pieces.add({**rank.verdicts, **met_by}),
+            "columns": pieces.add(rank.columns),
         }
-        members.append({**rank.member, **place})
-        excerpts = {**rank.excerpts, **excerpts}
-        num_details += rank.num_nodes
+        if place == first:
+            code_at = pieces.add({"code": code})["code"]
+            num_first = len(pieces.contents)
     head = {
         "version": VERSION,
         "golden": golden,
@@ -219,13 +253,11 @@ def pack(  # noqa: PLR0913  # what the page shows, and what it may do
         "served": served,
         "notes": notes.as_json(),
         "keeps_notes": keeps_notes,
-        "code": excerpts,
+        "code": code_at,
         "skeletons": known,
-        "members": members,
+        "members": [{**rank.member, **placed[place]} for place, rank in enumerate(ranks)],
     }
-    text = _as_json(head)
-    end = zlib.compressobj(wbits=_RAW).flush()
-    return b"".join((_deflated(struct.pack("<I", len(text)) + text), *body.contents, end))
+    return PackedPage(_packed(_as_json(head)), pieces.contents, num_first)
 
 
 def as_number(value: Any) -> float | int | str | None:
@@ -236,52 +268,55 @@ def as_number(value: Any) -> float | int | str | None:
 
 
 def _skeleton(rank: DrawnRank) -> dict[str, PackedColumn]:
-    """Return what says how a tree is built: names and classes are once each in `texts`; keys by node."""
+    """Return what says how a tree is built: names and classes are once each in `texts`; keys by node.
+
+    Edges are in order of their consumers: how far each is behind the one before, and how far back its producer is.
+    """
     tree, flow = rank.tree, rank.flow
     known: dict[str, int] = {}
+    consumers = np.array([edge.consumer for edge in flow.edges], np.int32)
+    producers = np.array([edge.producer for edge in flow.edges], np.int32)
+    keys = [b"" if node.call is None else node.call.key.encode(errors="replace") for node in tree.nodes]
     columns: dict[str, NDArray[Any]] = {
         "sizes": tree.sizes,
-        "parents": tree.parents,
         "structures": tree.structures,
         "names": np.array([known.setdefault(node.name, len(known)) for node in tree.nodes], np.int32),
         "classes": np.array([known.setdefault(node.class_name, len(known)) for node in tree.nodes], np.int32),
         "kinds": _bytes(node.kind for node in tree.nodes),
         "directions": _bytes(_DIRECTIONS[node.direction] for node in tree.nodes),
         "sides": _bytes(node.side for node in tree.nodes),
-        "producers": np.array([edge.producer for edge in flow.edges], np.int32),
-        "consumers": np.array([edge.consumer for edge in flow.edges], np.int32),
+        "edge_gaps": np.diff(consumers, prepend=np.int32(0)),
+        "edge_lengths": consumers - producers,
         "exact": _bytes(edge.is_exact for edge in flow.edges),
+        "key_lengths": np.array([len(key) for key in keys], np.int32),
+        "keys": np.frombuffer(b"".join(keys), np.uint8),
     }
-    keys = ["" if node.call is None else node.call.key for node in tree.nodes]
-    return _numbers(columns) | {"texts": _json(list(known)), "keys": _json(keys)}
+    return pack_columns(columns) | {"texts": _json(list(known))}
+
+
+def pack_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, PackedColumn]:
+    """Return columns of uint8, int32 or float32, packed, by their names."""
+    return {name: _column(_TYPES[one.dtype.name], len(one), _raw(one)) for name, one in columns.items()}
 
 
 def _bytes(values: Iterable[int]) -> NDArray[np.uint8]:
     return np.fromiter(values, np.uint8)
 
 
-def _numbers(columns: Mapping[str, NDArray[Any]]) -> dict[str, PackedColumn]:
-    return {name: _packed(_TYPES[one.dtype.name], len(one), _raw(one)) for name, one in columns.items()}
-
-
 def _json(value: Any) -> PackedColumn:
     raw = _as_json(value)
-    return _packed(_JSON, len(raw), raw)
+    return _column(_JSON, len(raw), raw)
 
 
-def _packed(kind: str, count: int, raw: bytes) -> PackedColumn:
-    digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
-    return PackedColumn(kind, count, len(raw) + -len(raw) % _ALIGNMENT, digest, _deflated(raw))
+def _column(kind: str, count: int, raw: bytes) -> PackedColumn:
+    digest = hashlib.blake2b(raw, digest_size=16, person=kind.encode()).hexdigest()
+    return PackedColumn(kind, count, digest, _packed(raw))
 
 
 @lru_cache(maxsize=_MAX_KNOWN)
-def _deflated(raw: bytes) -> bytes:
-    """Return `raw`, padded, as a part of a deflate stream that neither needs what is before it nor ends the stream.
-
-    Ranks that are built alike have most of it in common: what was deflated last stays.
-    """
-    packer = zlib.compressobj(_LEVEL, wbits=_RAW)
-    return packer.compress(raw + bytes(-len(raw) % _ALIGNMENT)) + packer.flush(zlib.Z_FULL_FLUSH)
+def _packed(raw: bytes) -> bytes:
+    """Return `raw` packed by gzip. Ranks that are built alike have most in common: what was packed last stays."""
+    return gzip.compress(raw, _LEVEL, mtime=0)
 
 
 def _as_json(value: Any) -> bytes:

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import trainermon
 from trainermon.analysis.graph.page.joining import join_modules
+from trainermon.analysis.graph.page.packing import PackedPage
 
 _WEB = Path(trainermon.__file__).parent / "dashboards" / "web"
 
 
-def render_page(title: str, packed: bytes, *, served: bool = False) -> str:
-    """Return the page that shows the data `packed`, as `packing.pack` returns them.
+def render_page(title: str, packed: PackedPage, *, served: bool = False) -> str:
+    """Return the page that shows the data `packed`.
 
-    A content policy allows this one script, and no connection but, where it is `served`, to its server. Text of the
-    dump is only ever in the data.
+    A content policy allows this one script, and no connection but, where it is `served`, to its server, which it then
+    asks for the pieces. In a file they stand in the page: those of the rank that is shown first before the script, so
+    that it can begin while the browser reads the others. Text of the dump is only ever in the data.
     """
     script = join_modules(_WEB / "graph" / "graph.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -25,16 +27,26 @@ def render_page(title: str, packed: bytes, *, served: bool = False) -> str:
     if served:
         policy += "; connect-src 'self'"
     style = "".join((_WEB / name).read_text(encoding="utf-8") for name in ("style.css", "graph/graph.css"))
-    data = base64.b64encode(packed).decode()
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{html.escape(title)}</title><style>{style}</style></head>{_BODY}"
-        f'<script type="application/octet-stream" id="data">{data}</script>'
-        f"<script>{script}</script></body></html>\n"
+    pieces = [] if served else [_data(f"piece{number}", piece) for number, piece in enumerate(packed.pieces)]
+    return "".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{html.escape(title)}</title><style>{style}</style></head>{_BODY}",
+            _data("head", packed.head),
+            *pieces[: packed.num_first],
+            f"<script>{script}</script>",
+            *pieces[packed.num_first :],
+            "</body></html>\n",
+        )
     )
+
+
+def _data(name: str, content: bytes) -> str:
+    text = base64.b64encode(content).decode()
+    return f'<script type="application/octet-stream" id="{name}">{text}</script>'
 
 
 _BODY = """<body class="graph">

@@ -24,20 +24,22 @@ from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEAD
 
 LOOPBACK = "127.0.0.1"
 DETAILS = "details/"
+PIECES = "pieces/"
 NOTES = "notes"
 DetailsOf = Callable[[int], NodeDetails]
 """Returns the details of a rank, by its place on the page."""
 _READ_LIMIT_S = 10.0
-_ASKED = re.compile(rf"{DETAILS}([0-9]{{1,12}})")
+_ASKED = re.compile(rf"({DETAILS}|{PIECES})([0-9]{{1,12}})")
 
 
 class GraphServer(ThreadingHTTPServer):
-    """Answers two kinds of addresses: the page, and `details/NUMBER` beside it. Neither names a file.
+    """Answers three kinds of addresses: the page, `pieces/NUMBER` and `details/NUMBER` beside it. None names a file.
 
-    Both begin with a secret, so other users of the machine and foreign pages in the reader's browser find nothing.
+    All begin with a secret, so other users of the machine and foreign pages in the reader's browser find nothing.
 
     Args:
-        page: The page, as one file.
+        page: The page.
+        pieces: The pieces of its data, each packed by gzip.
         counts: How many nodes each rank has, in the order of the page.
         details: Returns those of one of them; it may have to read a dump.
         notes: Where the dumps are on which notes may be written; None: nowhere.
@@ -53,6 +55,7 @@ class GraphServer(ThreadingHTTPServer):
     def __init__(  # noqa: PLR0913  # what it serves, and where
         self,
         page: str,
+        pieces: Sequence[bytes],
         counts: Sequence[int],
         details: DetailsOf,
         notes: Path | None = None,
@@ -62,6 +65,7 @@ class GraphServer(ThreadingHTTPServer):
     ) -> None:
         super().__init__((host, port), _Handler)
         self.page = page.encode()
+        self.pieces = pieces
         self.policy = policy_of(self.page)
         self.secret = secrets.token_urlsafe(24)
         self._details = details
@@ -100,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not rest:
             self._answer(self.server.page, "text/html; charset=utf-8", self.server.policy)
         elif asked := _ASKED.fullmatch(rest):
-            self._answer_detail(int(asked[1]))
+            (self._answer_detail if asked[1] == DETAILS else self._answer_piece)(int(asked[2]))
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here")
 
@@ -143,6 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "this node has no tensors of its own")
         else:
             self._answer(found, "application/json")
+
+    def _answer_piece(self, number: int) -> None:
+        """Answer a piece as it is: it is packed already, and every browser unpacks it."""
+        if number >= len(self.server.pieces):
+            self._refuse(HTTPStatus.NOT_FOUND, "the page has no such piece")
+        else:
+            headers = {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
+            self._send(HTTPStatus.OK, self.server.pieces[number], headers)
 
     def _answer(self, body: bytes, kind: str, policy: str = CONTENT_SECURITY_POLICY) -> None:
         tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'

@@ -1,5 +1,6 @@
 // The entries of the menus: what can be saved, and what can be done with the selected node.
 
+import { keyOf } from "./data/skeleton.js";
 import { collectConfig, diffCommand, saveJson, saveNotes, savePng, saveSvg } from "./saving.js";
 
 /** @import { GraphView } from "./graphview.js" */
@@ -26,8 +27,8 @@ export function nodeChoices(view) {
     { text: "To what takes its value", run: () => view.follow("consumers") },
     ...(view.pane.others.size ? [{ text: "Match the selected by hand", run: () => view.match() }] : []),
     { text: "Copy the address of this view", run: () => copy(location.href) },
-    ...(graph.keys[selected] ? [
-      { text: "Copy the call’s key", run: () => copy(graph.keys[selected]) },
+    ...(keyOf(graph, selected) ? [
+      { text: "Copy the call’s key", run: () => copy(keyOf(graph, selected)) },
       { text: "Copy a configuration that collects its tensors", run: () => copy(collectConfig(graph, selected)) },
     ] : []),
     ...(command ? [{ text: "Copy the command that compares its tensors", run: () => copy(command) }] : []),

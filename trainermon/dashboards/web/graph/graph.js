@@ -1,46 +1,37 @@
 // The page of a graph: reads its data, shows what the address asks for, or where something began.
 
 import { byId, setText } from "../dom.js";
+import { inlinePiece, servedPiece } from "./data/pieces.js";
+import { GraphStore } from "./data/store.js";
 import { GraphView } from "./graphview.js";
 import { actionsOf, listenToKeys, showKeys } from "./keys.js";
-import { unpack } from "./skeleton.js";
-import { placeAt } from "./stepmap.js";
 
-/** @import { Graph } from "./types.js" */
+/** @import { GraphHeader, Member } from "./types.js" */
 
 /**
- * The graph with this label; of a step's name the first of its ranks, those with a finding before the others. -1: none.
- * @param {Graph[]} graphs
+ * The rank with this label; of a step's name the first of its ranks, those with a finding before the others.
+ * @param {Member[]} members
  * @param {string | null} label
  */
-function placeOf(graphs, label) {
-  const exact = graphs.findIndex((one) => one.label === label);
-  if (exact >= 0 || !label) return exact;
-  const ofStep = (/** @type {Graph} */ one) => one.label.startsWith(`${label} `);
-  const wrong = graphs.findIndex((one) => ofStep(one) && one.findings.length > 0);
-  return wrong >= 0 ? wrong : graphs.findIndex(ofStep);
+function named(members, label) {
+  const ofStep = members.filter((one) => one.label.startsWith(`${label} `));
+  return members.find((one) => one.label === label) ?? ofStep.find((one) => one.findings.length > 0) ?? ofStep[0];
 }
 
-async function loadGraphs() {
-  const text = byId("data").textContent ?? "";
-  const letters = atob(text.trim());
-  const packed = new Uint8Array(letters.length);
-  for (let at = 0; at < packed.length; at++) packed[at] = letters.charCodeAt(at);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-  return unpack(await new Response(stream).arrayBuffer());
-}
-
-/** @param {Graph[]} graphs */
-function start(graphs) {
+async function start() {
+  /** @type {GraphHeader} */
+  const header = JSON.parse(new TextDecoder().decode(await inlinePiece("head")));
+  const store = new GraphStore(header, header.served ? servedPiece : (number) => inlinePiece(`piece${number}`));
   const asked = new URLSearchParams(location.hash.slice(1) || location.search);
-  const place = placeOf(graphs, asked.get("of"));
-  const view = new GraphView(graphs, place >= 0 ? place : graphs.findIndex((one) => one.isFirst));
+  const view = new GraphView(store, await store.load(named(header.members, asked.get("of")) ?? header.members[header.first]));
   const actions = actionsOf(view);
   listenToKeys(actions);
   showKeys(byId("keys"), actions);
   listen(view);
   view.show(Number(asked.get("node")));
   document.body.dataset.ready = "true";
+  await view.readOthers();
+  document.body.dataset.complete = "true";
 }
 
 /** @param {GraphView} view */
@@ -54,13 +45,7 @@ function listen(view) {
   byId("previous").addEventListener("click", () => view.stepFinding(-1));
   byId("all").addEventListener("click", () => view.pane.fit(view.pane.boxes[0]));
   byId("show-help").addEventListener("click", () => view.help.showModal());
-  view.map.addEventListener("click", (event) => {
-    const { line, node } = placeAt(view.graphs, { x: event.offsetX, y: event.offsetY, width: view.map.clientWidth });
-    if (line !== view.shown) view.showRank(line);
-    view.goTo(node);
-  });
-  new ResizeObserver(() => view.paintMap()).observe(view.map);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.readPalette());
 }
 
-loadGraphs().then(start, (error) => setText(byId("sentence"), `This page cannot be shown: ${error.message}`));
+start().catch((error) => setText(byId("sentence"), `This page cannot be shown: ${error.message}`));

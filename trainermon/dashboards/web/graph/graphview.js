@@ -1,35 +1,40 @@
 // What is shown of the graphs: which rank, which node is selected, which colours, and every part of the page that follows.
 
-import { byId, el, fitCanvas, perFrame, select as selectOf, setText } from "../dom.js";
+import { byId, el, perFrame, select as selectOf, setText } from "../dom.js";
 import { nodeChoices, savingChoices } from "./choices.js";
 import { colouringOf, MODES } from "./colouring.js";
+import { cellsOf, groupsOf, nodeIn, peersOf, stepsOf } from "./data/ranks.js";
+import { findNodes } from "./data/search.js";
+import { ancestorsOf, nameOf, VERDICT } from "./data/skeleton.js";
+import { along } from "./data/walking.js";
 import { showLevels } from "./levels.js";
+import { MapView } from "./map/mapview.js";
+import { worstNodeAt } from "./map/stepmap.js";
 import { openMenu } from "./menu.js";
 import { GraphPane } from "./pane.js";
 import { keepNotes, matchByHand, noteAt, undoMatch } from "./panel/notes.js";
 import { showPanel } from "./panel/panel.js";
-import { cellsOf, groupsOf, nodeIn, peersOf, stepsOf } from "./ranks.js";
-import { findNodes } from "./search.js";
-import { ancestorsOf, nameOf, VERDICT } from "./skeleton.js";
-import { drawMap, mapHeights } from "./stepmap.js";
 import { selectInTree, showTree } from "./tree.js";
-import { along } from "./walking.js";
 
-/** @import { Graph } from "./types.js" */
+/** @import { GraphStore } from "./data/store.js" */
+/** @import { Graph, Member } from "./types.js" */
 
 const LEVELS = { each: "each rank", tp: "tp merged", model: "whole model" };
 const TONES = ["page", "panel", "plot", "ink", "muted", "faint", "grid", "edge", "accent", "accent-2", "good", "good-soft", "info", "info-soft", "warning", "critical", "fatal"];
 
 export class GraphView {
   /**
-   * @param {Graph[]} all
-   * @param {number} shown
+   * @param {GraphStore} store
+   * @param {Graph} graph - the one that is shown first
    */
-  constructor(all, shown) {
-    this.all = all;
+  constructor(store, graph) {
+    this.store = store;
+    this.graph = graph;
     /** Those of the level that is shown. */
-    this.graphs = all.filter((one) => one.level === all[shown].level);
-    this.shown = this.graphs.indexOf(all[shown]);
+    this.members = store.members.filter((one) => one.level === graph.level);
+    this.shown = this.members.indexOf(graph.member);
+    /** @type {Member | null} */
+    this.awaited = null;
     this.selected = 0;
     this.finding = -1;
     /** @type {number[]} */
@@ -39,25 +44,33 @@ export class GraphView {
     this.peers = [];
     /** @type {Record<string, string>} */
     this.palette = {};
-    this.map = /** @type {HTMLCanvasElement} */ (byId("map"));
     this.search = /** @type {HTMLInputElement} */ (byId("search"));
     this.help = /** @type {HTMLDialogElement} */ (byId("help"));
-    this.paintMap = perFrame(() => this.drawMap());
+    this.map = this.newMap();
     this.readPalette();
-    this.pane = new GraphPane(/** @type {HTMLCanvasElement} */ (byId("graph")), this.graph, () => this.palette, (node) => this.select(node));
+    this.pane = this.newPane();
     this.mirror = perFrame(() => showTree(byId("tree"), this.graph, this.pane.boxes, this.pane.boxOf(this.selected)));
     this.pane.onarrange = this.mirror;
-    this.pane.hasNote = (node) => Boolean(noteAt(this.graph, node));
-    this.pane.onadd = (node) => this.add(node);
-    this.pane.onmenu = (node, point) => (this.select(node), this.openMenu(point));
-    this.colours = selectOf("colour by", [...MODES, ...this.graph.overlays].map((mode) => [mode, `colour: ${mode}`]), this.mode, (mode) => this.colourBy(mode));
-    const levels = [...new Set(all.map((one) => one.level))].map((level) => /** @type {[string, string]} */ ([level, LEVELS[/** @type {keyof typeof LEVELS} */ (level)]]));
-    this.levels = selectOf("ranks put together", levels, this.graph.level, (level) => this.showLevel(level));
+    this.colours = selectOf("colour by", [...MODES, ...graph.overlays].map((mode) => [mode, `colour: ${mode}`]), this.mode, (mode) => this.colourBy(mode));
+    const levels = [...new Set(store.members.map((one) => one.level))].map((level) => /** @type {[string, string]} */ ([level, LEVELS[/** @type {keyof typeof LEVELS} */ (level)]]));
+    this.levels = selectOf("ranks put together", levels, graph.level, (level) => this.showLevel(level));
     byId("dials").replaceChildren(...(levels.length > 1 ? [this.levels] : []), this.colours);
   }
 
-  get graph() {
-    return this.graphs[this.shown];
+  newMap() {
+    const lines = () => this.members.map((member) => ({ member, judged: this.store.judged.get(member) }));
+    const hitsOf = () => this.hits.map((node) => ({ place: this.shown, node }));
+    const map = new MapView(/** @type {HTMLCanvasElement} */ (byId("map")), lines, () => ({ ...this, hits: hitsOf() }));
+    map.onpick = (line, place) => this.showRank(line, (graph) => worstNodeAt(graph, place));
+    return map;
+  }
+
+  newPane() {
+    const pane = new GraphPane(/** @type {HTMLCanvasElement} */ (byId("graph")), this.graph, () => this.palette, (node) => this.select(node));
+    pane.hasNote = (node) => Boolean(noteAt(this.graph, node));
+    pane.onadd = (node) => this.add(node);
+    pane.onmenu = (node, point) => (this.select(node), this.openMenu(point));
+    return pane;
   }
 
   /**
@@ -73,20 +86,64 @@ export class GraphView {
   }
 
   /**
-   * Shows the graph of another rank or step, at the same node if it is built alike.
+   * Shows the graph of another rank or step, at once if it is read already.
    * @param {number} place
-   * @param {Graph} [before] - the graph of the selected node
+   * @param {(graph: Graph) => number} [nodeOf] - the node to go to, else the same as here if there is one
    */
-  showRank(place, before = this.graph) {
-    this.shown = (place + this.graphs.length) % this.graphs.length;
+  showRank(place, nodeOf) {
+    const member = this.members[(place + this.members.length) % this.members.length];
+    const nodeOfIt = nodeOf ?? ((/** @type {Graph} */ graph) => this.counterpart(graph));
+    const known = this.store.graphs.get(member);
+    this.awaited = member;
+    if (known) return void this.put(known, nodeOfIt);
+    setText(byId("facts"), `Reading ${member.label}…`);
+    this.store.load(member).then(
+      (graph) => this.awaited === member && this.put(graph, nodeOfIt),
+      (error) => this.awaited === member && setText(byId("facts"), `${member.label} cannot be shown: ${error.message}`),
+    );
+  }
+
+  /**
+   * The selected node in another graph, else where something began in that.
+   * @param {Graph} graph
+   */
+  counterpart(graph) {
+    const there = this.selected > 0 ? nodeIn(graph, this.graph, this.selected) : -1;
+    return there >= 0 ? there : (graph.findings[0]?.node ?? 0);
+  }
+
+  /**
+   * @param {Graph} graph
+   * @param {(graph: Graph) => number} nodeOf
+   */
+  put(graph, nodeOf) {
+    const node = nodeOf(graph);
+    if (graph === this.graph) return void (this.goTo(node), this.tellFacts());
+    this.graph = graph;
+    this.shown = this.members.indexOf(graph.member);
     this.finding = -1;
     this.search.value = "";
     this.hits = [];
     this.pane.hits = new Set();
-    this.pane.show(this.graph);
+    this.pane.show(graph);
     this.describe();
-    const there = this.selected > 0 ? nodeIn(this.graph, before, this.selected) : -1;
-    this.goTo(there >= 0 ? there : this.graph.findings[0]?.node ?? 0);
+    this.goTo(node);
+    void this.readOthers();
+  }
+
+  /** Reads how the other ranks of the step are judged, for the cells of boxes, collectives and the map. */
+  async readOthers() {
+    const { graph, store } = this;
+    for (const member of this.members) {
+      if (member.step !== graph.step || store.judged.has(member)) continue;
+      await store.judge(member).catch((error) => setText(byId("facts"), `${member.label} cannot be shown: ${error.message}`));
+      await new Promise((done) => setTimeout(done, 0)); // whatever the reader does goes first
+    }
+    if (graph !== this.graph) return;
+    this.peers = this.findPeers();
+    if (this.peers.length) this.fillPanel();
+    this.map.repaint();
+    this.pane.recolour();
   }
 
   /**
@@ -94,28 +151,33 @@ export class GraphView {
    * @param {string} level
    */
   showLevel(level) {
-    const before = this.graph;
-    this.graphs = this.all.filter((one) => one.level === level);
-    const ofStep = (/** @type {Graph} */ one) => one.step === before.step;
-    const some = this.graphs.filter(ofStep);
-    const shown = some.find((one) => one.isFirst) ?? some.find((one) => one.findings.length > 0) ?? some[0] ?? this.graphs[0];
-    this.showRank(this.graphs.indexOf(shown), before);
+    const { step } = this.graph;
+    this.members = this.store.members.filter((one) => one.level === level);
+    const some = this.members.filter((one) => one.step === step);
+    const first = this.store.members[this.store.header.first];
+    const shown = some.find((one) => one === first) ?? some.find((one) => one.findings.length > 0) ?? some[0] ?? this.members[0];
+    this.showRank(this.members.indexOf(shown));
   }
 
   describe() {
-    const graph = this.graph;
+    const { graph, store } = this;
     this.levels.value = graph.level;
-    this.map.style.height = `${mapHeights(this.graphs.length).height}px`;
+    this.map.fit();
     setText(byId("sentence"), graph.sentence);
     byId("top").dataset.tone = graph.findings.length ? "bad" : graph.worst[0] > VERDICT.unmatched ? "warn" : "good";
-    const facts = [nameOf(graph, 0), graph.label, graph.axes, `${graph.count.toLocaleString("en")} nodes`, graph.golden && `against ${graph.golden}`];
-    setText(byId("facts"), facts.filter(Boolean).join(" · "));
+    this.tellFacts();
     setText(byId("finding"), this.findingsText());
     byId("steps").hidden = !graph.findings.length;
-    this.groups = groupsOf(this.graphs, graph);
+    this.groups = groupsOf(store.header.skeletons, this.members, graph.step);
     const { groups } = this;
-    this.pane.cellsOf = (box) => cellsOf(groups, graph, box.nodes);
+    this.pane.cellsOf = (box) => cellsOf(groups.map(({ member }) => store.judged.get(member)), graph, box.nodes);
     this.colourBy(this.mode);
+  }
+
+  tellFacts() {
+    const { graph } = this;
+    const facts = [nameOf(graph, 0), graph.label, graph.axes, `${graph.count.toLocaleString("en")} nodes`, graph.golden && `against ${graph.golden}`];
+    setText(byId("facts"), facts.filter(Boolean).join(" · "));
   }
 
   /** @param {string} mode - one of MODES, or the name of an overlay */
@@ -138,30 +200,24 @@ export class GraphView {
     const style = getComputedStyle(document.documentElement);
     const colours = Object.fromEntries(TONES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     this.palette = { ...colours, font: style.getPropertyValue("--font").trim() };
-    if (this.pane) (this.colourBy(this.mode), this.paintMap());
-  }
-
-  drawMap() {
-    const [width, height] = [this.map.clientWidth, this.map.clientHeight];
-    const frame = { width, height, shown: this.shown, selected: this.selected, peers: this.peers, palette: this.palette };
-    drawMap(fitCanvas(this.map, width, height), this.graphs, frame);
+    if (this.pane) (this.colourBy(this.mode), this.map.repaint());
   }
 
   /** @param {number} node */
   select(node) {
-    const { graph, graphs, shown } = this;
+    const { graph, members, shown } = this;
     this.selected = this.pane.selected = node;
     this.pane.others.clear();
     const goTo = (/** @type {number} */ other) => this.goTo(other);
     const showRank = (/** @type {number} */ place) => this.showRank(place);
-    this.peers = peersOf(graphs, graph, node);
+    this.peers = this.findPeers();
     this.fillPanel();
-    showLevels(byId("levels"), graphs, { shown, selected: node }, { goTo, showRank });
+    showLevels(byId("levels"), graph, members, { shown, selected: node }, { goTo, showRank });
     setText(byId("status"), `${nameOf(graph, node)}, ${byId("panel").querySelector(".verdict")?.textContent ?? ""}`);
-    history.replaceState(null, "", this.all.length > 1 ? `#of=${encodeURIComponent(graph.label)}&node=${node}` : `#node=${node}`);
+    history.replaceState(null, "", this.store.members.length > 1 ? `#of=${encodeURIComponent(graph.label)}&node=${node}` : `#node=${node}`);
     selectInTree(byId("tree"), this.pane.boxOf(node));
     this.pane.repaint();
-    this.paintMap();
+    this.map.repaint();
   }
 
   /**
@@ -191,11 +247,15 @@ export class GraphView {
     void keepNotes(this.graph).then((why) => why && said.append(` Not kept: ${why}.`));
   }
 
+  findPeers() {
+    return peersOf(this.members.map((member) => this.store.judged.get(member)), this.graph, this.selected);
+  }
+
   fillPanel() {
-    const { graph, graphs, shown, groups = [], peers } = this;
-    showPanel(byId("panel"), { graph, graphs, shown, groups, peers }, this.selected, {
+    const { graph, members, shown, groups = [], peers, store } = this;
+    showPanel(byId("panel"), { graph, members, shown, groups, peers, store }, this.selected, {
       showRank: (place) => this.showRank(place),
-      meet: (peer) => (this.showRank(peer.place), this.goTo(peer.node)),
+      meet: (peer) => this.showRank(peer.place, () => peer.node),
       onnote: () => this.pane.repaint(),
     });
   }
@@ -224,10 +284,10 @@ export class GraphView {
 
   /** @param {number} by */
   stepStep(by) {
-    const steps = stepsOf(this.graphs);
+    const steps = stepsOf(this.members);
     const next = steps[steps.findIndex(({ step }) => step === this.graph.step) + by];
     if (!next) return;
-    const same = this.graphs.findIndex((one) => one.step === next.step && one.rank === this.graph.rank);
+    const same = this.members.findIndex((one) => one.step === next.step && one.rank === this.graph.rank);
     this.showRank(same >= 0 ? same : next.place);
   }
 
@@ -251,6 +311,7 @@ export class GraphView {
     this.hits = findNodes(this.graph, this.search.value);
     this.pane.hits = new Set(this.hits.map((node) => this.pane.boxOf(node).node));
     this.finding = -1;
+    this.map.repaint();
     setText(byId("finding"), this.search.value ? `${this.hits.length.toLocaleString("en")} found` : this.findingsText());
     this.pane.repaint();
   }

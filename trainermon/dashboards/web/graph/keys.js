@@ -2,8 +2,8 @@
 
 import { el } from "../dom.js";
 import { MODES } from "./colouring.js";
-import { worstWithin } from "./skeleton.js";
-import { beside, inMicroStep } from "./walking.js";
+import { worstWithin } from "./data/skeleton.js";
+import { beside, inMicroStep } from "./data/walking.js";
 
 /** @import { GraphView } from "./graphview.js" */
 

@@ -1,8 +1,8 @@
 // Where boxes stand. Execution order is a topological order, so layers need one pass and no cycle breaking, and what
 // is unfolded moves nothing above it.
 
-import { foldChildren, spanned } from "./folding.js";
-import { classOf, KIND, nameOf } from "./skeleton.js";
+import { foldChildren, spanned } from "./data/folding.js";
+import { classOf, KIND, nameOf } from "./data/skeleton.js";
 
 /** @import { Box, Fold, Graph, Opened } from "./types.js" */
 

@@ -1,39 +1,39 @@
 // Where one is: step and rank, micro step, direction, modules, each with a choice of what is beside it and how bad that is.
 
 import { el } from "../dom.js";
-import { stepsOf } from "./ranks.js";
+import { stepsOf } from "./data/ranks.js";
 import { MARKS } from "./scene.js";
-import { ancestorsOf, childrenOf, KIND, nameOf, VERDICT } from "./skeleton.js";
+import { ancestorsOf, childrenOf, KIND, nameOf, VERDICT } from "./data/skeleton.js";
 
-/** @import { Graph } from "./types.js" */
+/** @import { Graph, Member } from "./types.js" */
 
 const MOST = 200;
 const LEAST_ERROR = 1e-8;
 
 /**
  * @param {HTMLElement} nav
- * @param {Graph[]} graphs
+ * @param {Graph} graph
+ * @param {Member[]} members
  * @param {{shown: number, selected: number}} place
  * @param {{showRank: (place: number) => void, goTo: (node: number) => void}} go
  */
-export function showLevels(nav, graphs, { shown, selected }, { showRank, goTo }) {
-  const graph = graphs[shown];
+export function showLevels(nav, graph, members, { shown, selected }, { showRank, goTo }) {
   const path = [...ancestorsOf(graph, selected), selected].slice(1);
-  const ranks = graphs.length > 1 ? [...stepLevel(graphs, shown, showRank), rankLevel(graphs, shown, showRank)] : [];
+  const ranks = members.length > 1 ? [...stepLevel(members, shown, showRank), rankLevel(members, shown, showRank)] : [];
   const root = el("button", { type: "button", cls: "crumb", onclick: () => goTo(0) }, nameOf(graph, 0));
   const levels = [...ranks, root, ...path.map((node) => nodeLevel(graph, node, goTo))];
   nav.replaceChildren(...levels.flatMap((level, at) => (at ? [el("span", { "aria-hidden": "true" }, "›"), level] : [level])));
 }
 
 /**
- * @param {Graph[]} graphs
+ * @param {Member[]} members
  * @param {number} shown
  * @param {(place: number) => void} showRank
  */
-function rankLevel(graphs, shown, showRank) {
-  const options = graphs.map((one, place) => {
+function rankLevel(members, shown, showRank) {
+  const options = members.map((one, place) => {
     const axes = one.axes ? ` (${one.axes})` : "";
-    return el("option", { value: String(place), selected: place === shown }, `${MARKS[one.worst[0]]} ${one.label}${axes}`.trim());
+    return el("option", { value: String(place), selected: place === shown }, `${MARKS[one.worst_verdict]} ${one.label}${axes}`.trim());
   });
   const choice = el("select", { "aria-label": "step and rank", onchange: () => showRank(Number(choice.value)) }, options);
   return choice;
@@ -41,18 +41,18 @@ function rankLevel(graphs, shown, showRank) {
 
 /**
  * The steps as bars: the largest relative error of each on a logarithmic scale, its mark by shape and colour.
- * @param {Graph[]} graphs
+ * @param {Member[]} members
  * @param {number} shown
  * @param {(place: number) => void} showRank
  */
-function stepLevel(graphs, shown, showRank) {
-  const steps = stepsOf(graphs);
+function stepLevel(members, shown, showRank) {
+  const steps = stepsOf(members);
   if (steps.length < 2) return [];
   const bars = steps.map(({ step, place, worst, error }) => {
     const text = `${MARKS[worst]} step ${step ?? "unknown"}${Number.isNaN(error) ? "" : `: differs by ${error === Infinity ? "bits" : error.toPrecision(3)}`}`.trim();
     const bar = el("i", { cls: `v${worst}` });
     bar.style.height = `${Number.isNaN(error) ? 2 : Math.round(2 + 16 * Math.min(1, Math.max(0, 1 + Math.log10(error || LEAST_ERROR) / -Math.log10(LEAST_ERROR))))}px`;
-    const isShown = step === graphs[shown].step;
+    const isShown = step === members[shown].step;
     return el("button", { type: "button", title: text, "aria-label": text, "aria-current": isShown ? "step" : null, onclick: () => showRank(place) }, bar);
   });
   return [el("span", { cls: "spark", role: "group", "aria-label": "steps, with the largest relative error of each" }, bars)];

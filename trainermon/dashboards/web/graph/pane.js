@@ -3,9 +3,9 @@
 import { fitCanvas, perFrame } from "../dom.js";
 import { draw, fontOf } from "./canvas.js";
 import { layOut } from "./layout.js";
-import { isAlike } from "./ranks.js";
+import { isAlike } from "./data/ranks.js";
 import { boxesInView, shapesOf } from "./scene.js";
-import { ancestorsOf, KIND } from "./skeleton.js";
+import { ancestorsOf, KIND } from "./data/skeleton.js";
 import { allBoxes, bundled, closedBoxes, nearTo, shownIn, wiresBetween } from "./wires.js";
 
 /** @import { Box, Camera, Graph, Look, Wire } from "./types.js" */

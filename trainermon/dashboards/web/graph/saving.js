@@ -5,7 +5,7 @@ import { draw } from "./canvas.js";
 import { detailOf } from "./panel/details.js";
 import { notesText } from "./panel/notes.js";
 import { asSvg } from "./svg.js";
-import { pathOf, VERDICT } from "./skeleton.js";
+import { keyOf, pathOf, VERDICT } from "./data/skeleton.js";
 
 /** @import { Box, Graph } from "./types.js" */
 /** @import { Shape } from "./scene.js" */
@@ -60,7 +60,7 @@ export function saveJson(graph, node) {
   const names = Object.keys(VERDICT);
   const error = graph.errors[node];
   const known = {
-    dump: graph.dump, golden: graph.golden_dump || null, label: graph.label, path: pathOf(graph, node), key: graph.keys[node] || null,
+    dump: graph.dump, golden: graph.golden_dump || null, label: graph.label, path: pathOf(graph, node), key: keyOf(graph, node) || null,
     verdict: names[graph.verdicts[node]], worst_within: names[graph.worst[node]], nodes: graph.sizes[node],
     relative_error: Number.isFinite(error) ? error : null,
     finding: graph.findings.find((one) => one.node === node)?.message ?? null, ...detailOf(graph, node),
@@ -90,7 +90,7 @@ export function diffCommand(graph, node) {
  */
 export function collectConfig(graph, node) {
   const chosen = { ...(graph.step === null ? {} : { step: [graph.step] }), ...(graph.rank === null ? {} : { rank: [graph.rank] }) };
-  const name = graph.keys[node].replace(/\.(forward|backward|parameters_grad)(\.\d+)?$/, "");
+  const name = keyOf(graph, node).replace(/\.(forward|backward|parameters_grad)(\.\d+)?$/, "");
   return JSON.stringify({ task: "tensor", dump_path: "tensors", level: "mix", ...chosen, tensor: { list: [name] } });
 }
 

@@ -1,6 +1,6 @@
 // The picture as a list of shapes in the plane's own units; canvas.js and svg.js draw the same list.
 
-import { KIND, VERDICT } from "./skeleton.js";
+import { KIND, VERDICT } from "./data/skeleton.js";
 import { TITLE } from "./layout.js";
 
 /** @import { Box, Graph, Look, Wire } from "./types.js" */

@@ -1,7 +1,7 @@
 // The boxes as a tree for screen readers: it has the focus, and tells what the canvas shows.
 
 import { el } from "../dom.js";
-import { ancestorsOf, classOf, VERDICT } from "./skeleton.js";
+import { ancestorsOf, classOf, VERDICT } from "./data/skeleton.js";
 
 /** @import { Box, Graph } from "./types.js" */
 

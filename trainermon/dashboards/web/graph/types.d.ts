@@ -2,10 +2,13 @@
 
 export interface Column {
   type: "u8" | "i32" | "f32" | "json";
-  offset: number;
   /** How many numbers; bytes of JSON. */
   count: number;
+  /** Equal numbers are equal columns. */
+  piece: number;
 }
+
+export type Columns = Record<string, Column>;
 
 export interface GraphFinding {
   node: number;
@@ -41,12 +44,8 @@ export interface GraphNotes {
   matches: { target: string[]; golden: string[] }[];
 }
 
-/** What ranks that are built alike have in common. */
-export interface SharedTree {
-  columns: Record<string, Column> & { sizes: Column };
-}
-
-export interface RankHeader {
+/** What the page's header says of the graph of one rank and step. */
+export interface Member {
   label: string;
   dump: string;
   golden_dump: string;
@@ -59,12 +58,19 @@ export interface RankHeader {
   remarks: string[];
   dtype_names: string[];
   overlays: string[];
-  skeleton: number;
   sentence: string;
   findings: GraphFinding[];
+  worst_verdict: number;
+  /** The largest relative error; null: none is known. */
+  worst_error: number | string | null;
+  /** The worst verdict of each of equal stretches of the step, a digit each. */
+  strip: string;
   /** Number of the first node, counted through all ranks. */
   first_detail: number;
-  columns: Record<string, Column>;
+  /** Which of the skeletons it has. */
+  skeleton: number;
+  verdicts: Columns;
+  columns: Columns;
 }
 
 export interface GraphHeader {
@@ -76,51 +82,62 @@ export interface GraphHeader {
   notes: GraphNotes;
   /** Whether the server keeps them. */
   keeps_notes: boolean;
-  code: Record<string, KeptCode>;
-  skeletons: SharedTree[];
-  members: RankHeader[];
+  code: Column;
+  skeletons: { count: number; columns: Columns }[];
+  members: Member[];
 }
 
-/** The graph of one rank and step. */
-export interface Graph extends Omit<RankHeader, "columns"> {
-  texts: string[];
-  keys: string[];
-  golden: string;
-  /** Whether it is shown first. */
-  isFirst: boolean;
-  notes: GraphNotes;
-  keeps_notes: boolean;
-  served: boolean;
-  details: Record<string, NodeDetail>;
-  /** Lines of code, as `/a/model.py:118`. */
-  line_texts: string[];
-  code: Record<string, KeptCode>;
-  /** Number of the line that made the call of each node; -1: not known. */
-  lines: Int32Array;
+/** What ranks that are built alike have in common. */
+export interface Skeleton {
   count: number;
+  texts: string[];
   sizes: Int32Array;
   parents: Int32Array;
-  /** The nodes of collectives, and the number of the meeting of each, which ranks that take part have in common. */
-  meeting_nodes: Int32Array;
-  meeting_numbers: Int32Array;
   structures: Int32Array;
   names: Int32Array;
   classes: Int32Array;
   kinds: Uint8Array;
   directions: Uint8Array;
   sides: Uint8Array;
+  /** The edges, in order of their consumers. */
+  producers: Int32Array;
+  consumers: Int32Array;
+  exact: Uint8Array;
+  /** The keys of the nodes' calls as UTF-8 one after the other, and where each ends; a group has none. */
+  keys: Uint8Array;
+  key_ends: Int32Array;
+}
+
+/** A graph of which it is known how its nodes are judged. */
+export interface Judged extends Omit<Member, "verdicts">, Skeleton {
+  member: Member;
+  golden: string;
+  notes: GraphNotes;
+  keeps_notes: boolean;
+  served: boolean;
   verdicts: Uint8Array;
+  /** The worst verdict of each node and all that is within it. */
   worst: Uint8Array;
   nonfinite: Uint8Array;
+  /** The nodes of collectives, and the number of the meeting of each, which ranks that take part have in common. */
+  meeting_nodes: Int32Array;
+  meeting_numbers: Int32Array;
+}
+
+/** The graph of one rank and step, as it is shown. */
+export interface Graph extends Judged {
+  details: Record<string, NodeDetail>;
+  /** Lines of code, as `/a/model.py:118`. */
+  line_texts: string[];
+  code: Record<string, KeptCode>;
+  /** Number of the line that made the call of each node; -1: not known. */
+  lines: Int32Array;
   errors: Float32Array;
   norms: Float32Array;
   growths: Float32Array;
   overlay_values: Float32Array;
   num_bytes: Float32Array;
   dtypes: Uint8Array;
-  producers: Int32Array;
-  consumers: Int32Array;
-  exact: Uint8Array;
 }
 
 /** Neighbours that are shown as one: the nodes of each repetition. */
@@ -163,13 +180,13 @@ export interface Camera {
   zoom: number;
 }
 
-/** Ranks that are judged alike everywhere: the first of them, and all as places in the list of graphs. */
+/** Ranks that are judged alike everywhere: the first of them, and all as places in the list of ranks. */
 export interface RankGroup {
-  graph: Graph;
+  member: Member;
   places: number[];
 }
 
-/** A step of those that are shown: the place of its worst graph, how bad it is, and its largest relative error. */
+/** A step of those that are shown: the place of its worst rank, how bad it is, and its largest relative error. */
 export interface StepSummary {
   step: number | null;
   place: number;
@@ -196,3 +213,6 @@ export interface Look {
   fillOf: (box: Box) => string;
   cellsOf: (box: Box) => number[];
 }
+
+/** A part of the step, from 0 to 1. */
+export type Range = readonly [number, number];

@@ -1,6 +1,6 @@
 // Which boxes are joined: the edges of the graph, lifted to the innermost boxes that are shown.
 
-import { KIND } from "./skeleton.js";
+import { KIND } from "./data/skeleton.js";
 
 /** @import { Box, Graph, Wire } from "./types.js" */
 

@@ -1,6 +1,6 @@
 // The tensors of nodes: those that are in the page, and those that its server knows.
 
-import { KIND } from "../skeleton.js";
+import { keyOf, KIND } from "../data/skeleton.js";
 
 /** @import { Graph, NodeDetail } from "../types.js" */
 
@@ -30,7 +30,7 @@ export function detailOf(graph, node) {
  * @param {Graph} graph
  * @param {number} node
  */
-export const canAsk = (graph, node) => graph.served && graph.kinds[node] >= KIND.module && Boolean(graph.keys[node]) && !detailOf(graph, node);
+export const canAsk = (graph, node) => graph.served && graph.kinds[node] >= KIND.module && Boolean(keyOf(graph, node)) && !detailOf(graph, node);
 
 /**
  * Asks for the details of a node; rejects with the server's words.

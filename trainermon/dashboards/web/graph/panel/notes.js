@@ -1,8 +1,8 @@
 // What a person writes at nodes, and which modules they match by hand; kept by the server, where it does, and else in a file.
 
 import { el } from "../../dom.js";
-import { identityOf } from "../ranks.js";
-import { KIND, nameOf } from "../skeleton.js";
+import { identityOf } from "../data/ranks.js";
+import { keyOf, KIND, nameOf } from "../data/skeleton.js";
 
 /** @import { Graph, GraphNotes } from "../types.js" */
 
@@ -10,7 +10,19 @@ import { KIND, nameOf } from "../skeleton.js";
  * @param {Graph} graph
  * @param {number} node
  */
-export const noteAt = (graph, node) => graph.notes.notes[identityOf(graph, node).trim()] ?? "";
+export function noteAt(graph, node) {
+  const { notes } = graph.notes;
+  return hasAny(notes) ? (notes[identityOf(graph, node).trim()] ?? "") : "";
+}
+
+/**
+ * Looked at for every box that is drawn.
+ * @param {Record<string, string>} notes
+ */
+function hasAny(notes) {
+  for (const _ in notes) return true;
+  return false;
+}
 
 /**
  * Keeps what was written; returns why it could not be kept, or "".
@@ -52,7 +64,7 @@ export function notesSection(graph, node, onchange) {
  * @param {number} node
  */
 function moduleOf(graph, node) {
-  const found = graph.kinds[node] === KIND.module ? /^(?:Module|Cell)\.(.+)\.(?:forward|backward)\.\d+$/.exec(graph.keys[node]) : null;
+  const found = graph.kinds[node] === KIND.module ? /^(?:Module|Cell)\.(.+)\.(?:forward|backward)\.\d+$/.exec(keyOf(graph, node)) : null;
   return found ? found[1] : "";
 }
 

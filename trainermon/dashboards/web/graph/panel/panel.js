@@ -5,15 +5,16 @@ import { stackSection } from "./code.js";
 import { askFor, canAsk, detailOf } from "./details.js";
 import { notesSection } from "./notes.js";
 import { rankTable } from "./rankpanel.js";
-import { classOf, KIND, nameOf, pathOf } from "../skeleton.js";
+import { classOf, keyOf, KIND, nameOf, pathOf } from "../data/skeleton.js";
 import { MARKS } from "../scene.js";
 
-/** @import { DetailRow, Graph, NodeDetail, RankGroup } from "../types.js" */
+/** @import { GraphStore } from "../data/store.js" */
+/** @import { DetailRow, Graph, Member, NodeDetail, RankGroup } from "../types.js" */
 
 const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not finite, because of what came before", "is wrong", "is where it began"];
 const HEAD = ["max", "min", "mean", "norm"];
 
-/** @typedef {{graph: Graph, graphs: Graph[], shown: number, groups: RankGroup[], peers: {place: number, node: number}[]}} Shown */
+/** @typedef {{graph: Graph, members: Member[], shown: number, groups: RankGroup[], peers: {place: number, node: number}[], store: GraphStore}} Shown */
 /** @typedef {{showRank: (place: number) => void, meet: (peer: {place: number, node: number}) => void, onnote: () => void}} Go */
 
 const MOST_PEERS = 16;
@@ -27,19 +28,19 @@ let chosen = TABS[0];
  * @param {Go} go
  */
 export function showPanel(panel, shown, node, go) {
-  const { graph, graphs, groups } = shown;
+  const { graph, members, groups } = shown;
   const said = graph.findings.find((finding) => finding.node === node);
   const several = groups.length > 1 || (groups[0]?.places.length ?? 0) > 1;
   const body = several && chosen === "Ranks"
-    ? [rankTable(graphs, groups, { node, shown: shown.shown }, go.showRank)]
+    ? [rankTable(shown, node, go.showRank)]
     : tensors(graph, node, detailOf(graph, node));
   const parts = [
     el("h2", {}, `${nameOf(graph, node)} `, el("span", { cls: "dim" }, classOf(graph, node))),
     el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
     said ? el("p", { cls: "said" }, `${said.message[0].toUpperCase()}${said.message.slice(1)}.`) : null,
-    el("dl", {}, ...facts(graph, node, graph.keys[node] ?? "")),
+    el("dl", {}, ...facts(graph, node, keyOf(graph, node))),
     ...(node === 0 ? graph.remarks.map((note) => el("p", { cls: "dim" }, `${note}.`)) : []),
-    shown.peers.length ? jumps(graphs, shown.peers, go.meet) : null,
+    shown.peers.length ? jumps(members, shown.peers, go.meet) : null,
     several ? tabs(() => showPanel(panel, shown, node, go)) : null,
     ...body,
     notesSection(graph, node, go.onnote),
@@ -64,12 +65,12 @@ function tensors(graph, node, detail) {
 
 /**
  * The ranks that a collective met, each of which one can go to.
- * @param {Graph[]} graphs
+ * @param {Member[]} members
  * @param {{place: number, node: number}[]} peers
  * @param {Go["meet"]} meet
  */
-function jumps(graphs, peers, meet) {
-  const buttons = peers.slice(0, MOST_PEERS).map((peer) => el("button", { type: "button", cls: "crumb", onclick: () => meet(peer) }, graphs[peer.place].label));
+function jumps(members, peers, meet) {
+  const buttons = peers.slice(0, MOST_PEERS).map((peer) => el("button", { type: "button", cls: "crumb", onclick: () => meet(peer) }, members[peer.place].label));
   const rest = peers.length > MOST_PEERS ? ` and ${peers.length - MOST_PEERS} more` : "";
   return el("p", { cls: "jumps" }, el("span", { cls: "dim" }, "Meets"), buttons, rest);
 }

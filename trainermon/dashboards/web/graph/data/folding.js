@@ -2,7 +2,7 @@
 
 import { childrenOf } from "./skeleton.js";
 
-/** @import { Fold, Graph } from "./types.js" */
+/** @import { Fold, Graph } from "../types.js" */
 
 const MAX_PERIOD = 32;
 

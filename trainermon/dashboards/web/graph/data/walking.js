@@ -2,7 +2,7 @@
 
 import { ancestorsOf, childrenOf, KIND } from "./skeleton.js";
 
-/** @import { Graph } from "./types.js" */
+/** @import { Graph } from "../types.js" */
 
 /**
  * What stands beside a node, `step` further; undefined: nothing.

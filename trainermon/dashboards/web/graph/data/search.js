@@ -2,7 +2,7 @@
 
 import { classOf, KIND, pathOf, VERDICT } from "./skeleton.js";
 
-/** @import { Graph } from "./types.js" */
+/** @import { Graph } from "../types.js" */
 
 /**
  * The nodes that all words of `query` hold for, in the order in which they began; at most `most`.
