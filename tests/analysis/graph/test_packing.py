@@ -29,6 +29,11 @@ def _rank(name):
     return DrawnRank(name, str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines, code)
 
 
+def _all_columns(head):
+    yield from (shared["columns"] for shared in head["skeletons"])
+    yield from (member[part] for member in head["members"] for part in ("verdicts", "columns"))
+
+
 def _column(packed, place):
     content = gzip.decompress(packed.pieces[place["piece"]])
     if place["type"] == "json":
@@ -46,7 +51,9 @@ def test_columns_are_the_pieces_that_the_header_says_and_equal_ones_are_there_on
     head = json.loads(gzip.decompress(packed.head), parse_constant=pytest.fail)
     # A NaN looks like no other value where a dump tells no order: the last has other edges.
     assert [member["skeleton"] for member in head["members"]] == [0, 1, 0, 2]
-    assert len(set(packed.pieces)) == len(packed.pieces)
+    places = [head["code"], *(one for columns in _all_columns(head) for one in columns.values())]
+    kinds = {place["piece"]: place["type"] for place in places}
+    assert len({(kinds[number], piece) for number, piece in enumerate(packed.pieces)}) == len(packed.pieces)
     for rank, member in zip(ranks, head["members"], strict=True):
         shared = head["skeletons"][member["skeleton"]]
         columns = {
