@@ -4,7 +4,7 @@ from tests import measures
 
 
 def test_a_class_name_means_one_thing():
-    # the callbacks of two frameworks, and msprobe's debugger of two, each named as its framework's users expect
+    # the callbacks of three frameworks, and msprobe's debugger of two, each named as its framework's users expect
     assert set(measures.repeated_classes()) == {"PrecisionDebugger", "TrainerMonCallback"}
 
 

@@ -24,7 +24,7 @@ _WRITES = "Tensor.__setitem__"  # it changes its first argument and returns noth
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _FunctionCall:
+class _CallThatRuns:
     """One call that runs.
 
     Attributes:
@@ -102,16 +102,16 @@ class OperationCapture:
     def _contained(self, function: Callable[..., Any], *bound: Any) -> PlainContainedCall:
         return PlainContainedCall(self, function, bound)
 
-    def _begins(self, shown: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
+    def _begins(self, shown: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _CallThatRuns | None:
         if is_in_backward():
             return None
         value, leaves = taken(args, kwargs)
-        call = _FunctionCall(shown, value, _how(function), written=args[0] if shown == _WRITES else None)
+        call = _CallThatRuns(shown, value, _how(function), written=args[0] if shown == _WRITES else None)
         if leaves:
             self._open(call, leaves)
         return call
 
-    def _ends(self, call: _FunctionCall, result: Any) -> None:
+    def _ends(self, call: _CallThatRuns, result: Any) -> None:
         leaves: list[TensorLeaf] = []
         given = result if call.written is None else call.written
         outputs = encode_output(tuple(given) if isinstance(given, list) else given, leaves)
@@ -127,7 +127,7 @@ class OperationCapture:
         if call.backward is not None:
             self._gradients.watch_outputs(call.backward, leaves)
 
-    def _open(self, call: _FunctionCall, leaves: list[TensorLeaf]) -> None:
+    def _open(self, call: _CallThatRuns, leaves: list[TensorLeaf]) -> None:
         call.stem = f"{call.shown}.{self._numbers[call.shown]}"
         self._numbers[call.shown] += 1
         forward, backward = f"{call.stem}.{FORWARD}", f"{call.stem}.{BACKWARD}"
