@@ -27,9 +27,9 @@ from trainermon.core.errors import DumpError
 from trainermon.dump.facts.generator_states import GENERATOR
 from trainermon.dump.files.reader import load_raw, split_key, well_formed
 from trainermon.dump.files.records import EXTRA, FORWARD, TENSOR_FOLDER, EntryRecord
-from trainermon.dump.files.tensor_files import load_tensor
-from trainermon.dump.forms import MAX_ITEMS
 from trainermon.replay.dumped_modules import DumpedModule, module_call, module_result
+from trainermon.replay.dumped_values import MAX_RATIO, FormDecoder
+from trainermon.replay.mindspore_calls import PREFIXES, is_of_mindspore, torchs_function
 from trainermon.replay.precise import OperationJudgement, judge
 
 # By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
@@ -101,14 +101,10 @@ _COMPOSED = frozenset(
         "unique",
     ]
 )
-_FIXED: Mapping[str, Any] = {"ellipsis": ..., "torch.device": torch.device("cpu")}
 _INDEXING = frozenset(["__getitem__", "__setitem__"])
 _PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
 MAX_ELEMENTS = 1 << 24
-"""What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
-_MAX_RATIO = 16
-UNREADABLE = "the dumped tensor"
-"""How a reason begins that names a file of a tensor which is missing, damaged or another's."""
+"""What may be made of small tensors; of larger ones, `MAX_RATIO` times as much as they are."""
 # Their results have as many elements as the whole numbers they take multiply to.
 _MADE_BY_SIZES = frozenset(["empty", "ones", "rand", "randn", "zeros"])
 # Their results have at most as many elements as those of their tensors multiply to, whatever else they
@@ -234,7 +230,7 @@ def rebuild(
     value = data.get(entry.key)
     if not isinstance(value, dict):
         raise DumpError(f"{directory} has no entry {entry.key}")
-    decode = _CallDecoder(directory / TENSOR_FOLDER, tensors)
+    decode = FormDecoder(directory / TENSOR_FOLDER, tensors)
     with well_formed(directory):
         args, kwargs = list(decode(value.get("input_args", []))), dict(decode(value.get("input_kwargs", {})))
         result = decode(value.get("output")) if tensors is None else None
@@ -245,12 +241,16 @@ def rebuild(
         _refuse_large(call, result)
         return DumpedCall(call.function.__name__, call, module_result(module, result))
     prefix, name = entry.class_name, split_key(entry.key)[0]
-    function = _function(prefix, name, entry.function, stand_ins)
+    if is_of_mindspore(value):
+        function = _of_mindspore(entry.key, prefix, name, value)
+        name = function.__name__
+    else:
+        function = _function(prefix, name, entry.function, stand_ins)
     if name in _INDEXING and len(args) > 1:
         args[1] = _index(args[1])
     if name == "__setitem__" and _has_tensor(result):  # earlier dumps do not have what was written
         function = set_item
-    called = OperationCall(function, args, kwargs, prefix not in _HOMES)
+    called = OperationCall(function, args, kwargs, prefix not in (*_HOMES, *PREFIXES))
     _refuse_large(called, result)
     generator = None if tensors is not None else _generator(value.get(EXTRA, {}).get(GENERATOR), decode)
     return DumpedCall(entry.function.removeprefix("torch.") or name, called, result, generator)
@@ -278,7 +278,14 @@ def _function(prefix: str, name: str, origin: str, stand_ins: Mapping[str, Calla
         return stand_ins[name]
 
 
-def _generator(form: Any, decode: _CallDecoder) -> Tensor | None:
+def _of_mindspore(key: str, prefix: str, name: str, value: Mapping[str, Any]) -> Callable[..., Any]:
+    found = torchs_function(prefix, name, value.get(EXTRA, {}).get("attributes", {}), function_of)
+    if found is None:
+        raise DumpError(f"{key.rpartition('.')[0]}: no function of torch is known that computes the same")
+    return found
+
+
+def _generator(form: Any, decode: FormDecoder) -> Tensor | None:
     """Return the state of a generator of the CPU; of a dump of statistics, and of other devices, None."""
     if not isinstance(form, dict) or form.get("device") != "cpu" or not form.get("state", {}).get("data_name"):
         return None
@@ -311,7 +318,7 @@ def load_value(directory: Path, form: Any) -> Any:
         DumpError: A tensor was not dumped, or cannot be read; or it is of a type that cannot be given again.
     """
     with well_formed(directory):
-        return _CallDecoder(directory / TENSOR_FOLDER)(form)
+        return FormDecoder(directory / TENSOR_FOLDER)(form)
 
 
 def function_of(prefix: str, name: str, *, origin: str = "") -> Callable[..., Any]:
@@ -382,7 +389,7 @@ def _custom_operator(namespace: str, name: str) -> Callable[..., Any] | None:
 def _refuse_large(called: OperationCall, result: Any) -> None:
     """Raise a DumpError if a call would make far more elements than it took and gave: then a size in it is not true."""
     given = [leaf for leaf in pytree.tree_leaves((called.args, called.kwargs, result)) if isinstance(leaf, Tensor)]
-    limit = max(MAX_ELEMENTS, _MAX_RATIO * sum(leaf.numel() for leaf in given))
+    limit = max(MAX_ELEMENTS, MAX_RATIO * sum(leaf.numel() for leaf in given))
     taken = [leaf.numel() for leaf in pytree.tree_leaves((called.args, called.kwargs)) if isinstance(leaf, Tensor)]
     name = called.function.__name__.strip("_")
     if name in _NO_MORE_THAN_PRODUCT and 0 < math.prod(taken) <= limit:
@@ -412,7 +419,7 @@ def _whole(called: OperationCall) -> list[int]:
 
 
 def _module(
-    class_name: str, args: list[Any], kwargs: dict[str, Any], value: Mapping[str, Any], decode: _CallDecoder
+    class_name: str, args: list[Any], kwargs: dict[str, Any], value: Mapping[str, Any], decode: FormDecoder
 ) -> DumpedModule:
     extra = value.get(EXTRA, {})
     return DumpedModule(
@@ -423,76 +430,3 @@ def _module(
         tensors=decode(extra.get("tensors", {})),
         attributes=extra.get("attributes"),
     )
-
-
-class _CallDecoder:
-    """Turns the JSON form of what a call took back into what it took."""
-
-    def __init__(self, folder: Path, tensors: Callable[[Mapping[str, Any]], Tensor] | None = None) -> None:
-        self._folder, self._tensor = folder, tensors or self._loaded
-
-    def __call__(self, form: Any) -> Any:
-        if isinstance(form, list):
-            if len(form) == MAX_ITEMS:
-                raise DumpError(f"a list has {MAX_ITEMS} items, at which dumps cut it")
-            return [self(item) for item in form]
-        if not isinstance(form, dict):
-            return form
-        kind = form.get("type")
-        if "dtype" in form and "shape" in form:
-            return self._tensor(form)
-        if not isinstance(kind, str):
-            return {name: self(item) for name, item in form.items()}
-        return _plain(kind, form.get("value", form.get("format")))
-
-    def _loaded(self, form: Mapping[str, Any]) -> Tensor:
-        name = form.get("data_name")
-        if not name:
-            if 0 in form["shape"]:
-                dtype = getattr(torch, str(form["dtype"]).removeprefix("torch."), None)
-                return torch.empty(form["shape"], dtype=dtype if isinstance(dtype, torch.dtype) else None)
-            raise DumpError("its tensors were not dumped: expected a dump with task tensor")
-        try:
-            found = load_tensor(self._folder / Path(name).name, str(form["dtype"]), form["shape"])
-        except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
-            why = str(error) if isinstance(error, OSError) else "expected a tensor as torch.save writes it"
-            raise DumpError(f"{UNREADABLE} {Path(name).name} cannot be read ({why})") from error
-        if list(found.shape) != list(form["shape"]):
-            shapes = f"has the shape {list(found.shape)}, {list(form['shape'])} in dump.json"
-            raise DumpError(f"{UNREADABLE} {Path(name).name} {shapes}")
-        return _as_it_lay(found, form.get("stride"))
-
-
-def _as_it_lay(tensor: Tensor, stride: Any) -> Tensor:
-    """Return the tensor with the recorded strides, if no two elements share memory and there are few gaps in it."""
-    if not isinstance(stride, list) or len(stride) != tensor.dim() or tensor.layout is not torch.strided:
-        return tensor
-    if not all(type(step) is int for step in stride):
-        return tensor
-    extent = 1
-    for step, size in sorted(zip(stride, tensor.shape, strict=True)):
-        if size > 1 and step < extent:
-            return tensor
-        extent += (size - 1) * step if size > 1 else 0
-    if extent > _MAX_RATIO * tensor.numel():
-        return tensor
-    return torch.zeros(extent, dtype=tensor.dtype).as_strided(tensor.shape, stride).copy_(tensor)
-
-
-def _plain(kind: str, value: Any) -> Any:
-    match kind:
-        case "slice":
-            return slice(*value)
-        case "torch.Size":
-            return torch.Size(value)
-        case "torch.dtype" | "torch.memory_format":
-            found = getattr(torch, str(value).removeprefix("torch."), None)
-            return found if isinstance(found, torch.dtype | torch.memory_format) else None
-        case "ellipsis" | "torch.device":
-            return _FIXED[kind]
-        case "int" | "float" | "bool" | "str":
-            return value
-        case "complex":
-            return complex(*value)
-        case _:
-            raise DumpError(f"an argument of type {kind} cannot be given again")

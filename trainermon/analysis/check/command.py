@@ -42,7 +42,7 @@ from trainermon.core.errors import ConfigError, DumpError
 from trainermon.core.terminal.manners import say_interrupted
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.dump.files.records import BACKWARD, FORWARD
-from trainermon.replay.dumped_calls import UNREADABLE
+from trainermon.replay.dumped_values import UNREADABLE
 
 FORMATS = ("csv", "json", "html", "md")
 DEFAULT_FORMATS = ("csv", "json")

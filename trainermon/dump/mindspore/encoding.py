@@ -7,6 +7,7 @@ from types import EllipsisType
 from typing import Any
 
 from mindspore import Tensor
+from mindspore._c_expression import typing
 
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
 
@@ -15,6 +16,7 @@ _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
     (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
     (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),
     (EllipsisType, lambda _: {"type": "ellipsis", "value": "..."}),
+    (typing.Type, lambda dtype: {"type": "mindspore.dtype", "value": str(dtype)}),
 ]
 
 
