@@ -13,7 +13,7 @@ GOOD, BAD = True, False
 
 
 def _value(use, norm, is_finite):
-    return GraphValue(use, use.name, None, 4, norm, is_finite)
+    return GraphValue(use, use.name, None, 4, "torch.float32", norm, is_finite)
 
 
 def _call(taken, given, *, name="mul", kind="Tensor", number=0, parent=None):

@@ -116,12 +116,13 @@ def _root_class(root: Mapping[str, Any]) -> str:
 
 
 def _call(entry: PlacedEntry, position: int, parent: Any) -> GraphCall:
-    module, class_name, direction, number = split_key(entry.key)
-    extra = entry.value.get(EXTRA) or {}
-    values = values_of(entry.value, direction)
+    key, value, start, length = entry
+    module, class_name, direction, number = split_key(key)
+    extra = value.get(EXTRA) or {}
+    values = values_of(value, direction)
     known = number if direction == PARAMETERS_GRAD else extra.get("micro_step")
     return GraphCall(
-        key=entry.key,
+        key=key,
         module=module,
         class_name=class_name,
         direction=direction,
@@ -130,8 +131,8 @@ def _call(entry: PlacedEntry, position: int, parent: Any) -> GraphCall:
         micro_step=known,
         parent=parent[0] if isinstance(parent, list) else parent,
         values=values,
-        start=entry.start,
-        length=entry.length,
+        start=start,
+        length=length,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from trainermon.analysis.graph.tree import GraphKind, GraphTree
@@ -49,7 +50,11 @@ class FlowSummary(NamedTuple):
 
 
 def find_flow(tree: GraphTree) -> FlowSummary:
-    """Return the edges of `tree`. Costs one pass over its values."""
+    """Return the edges of `tree`. Costs one pass over its values, the first time."""
+    return tree.worked_out("flow", partial(_flow, tree))
+
+
+def _flow(tree: GraphTree) -> FlowSummary:
     sizes = tree.sizes.tolist()
     makers, takers = _innermost(tree, sizes)
     edges, entering, taken = [], 0, 0
@@ -79,7 +84,7 @@ def _innermost(tree: GraphTree, sizes: Sequence[int]) -> tuple[_Uses, _Uses]:
             continue
         end = place + sizes[place]
         is_parameter = node.kind is GraphKind.PARAMETER
-        for use, slot, identity, num_bytes, _, _, _ in node.call.values:
+        for use, slot, identity, num_bytes, *_ in node.call.values:
             if identity is None or (use is ValueUse.HELD) is not is_parameter or (is_parameter and slot != node.slot):
                 continue
             so_far = (takers if use is ValueUse.TAKEN else makers)[identity]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainermon.analysis.compare.comparison import CompareOptions, pairs_of
 from trainermon.analysis.compare.merging.splits import layout_at
+from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace, find_graphs, read_graph
 
 EACH, TP, MODEL = "each", "tp", "model"
@@ -51,13 +52,16 @@ def further_levels(
         yield from find_levels(path, golden, level, options=options, step=step)
 
 
-def read_at_level(place: GraphPlace, *, options: CompareOptions, by_stack: bool = False) -> DumpGraph:
+def read_at_level(
+    place: GraphPlace, *, options: CompareOptions, by_stack: bool = False, alike: AlikeTrees | None = None
+) -> DumpGraph:
     """Return the graph that comes from `place`, with its ranks put together as its level says; else as `read_graph`.
 
     Raises:
         DumpError: A dump is damaged.
     """
-    graph = read_graph(place, options=dataclasses.replace(options, merged=LEVELS[place.level]), by_stack=by_stack)
+    options = dataclasses.replace(options, merged=LEVELS[place.level])
+    graph = read_graph(place, options=options, by_stack=by_stack, alike=alike)
     return _named(graph, place.level) if graph.parts and place.level != EACH else graph
 
 

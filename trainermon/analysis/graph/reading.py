@@ -11,6 +11,7 @@ from trainermon.analysis.compare.items import DumpRows
 from trainermon.analysis.compare.merging.merge import read_sides, read_whole
 from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair
 from trainermon.analysis.compare.merging.splits import find_wholes
+from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.calls import read_calls
 from trainermon.analysis.graph.database.reading import database_places, read_database
 from trainermon.analysis.graph.database.schema import SUFFIX
@@ -141,11 +142,17 @@ def find_graphs(
     return wanted
 
 
-def read_graph(place: GraphPlace, *, options: CompareOptions | None = None, by_stack: bool = False) -> DumpGraph:
+def read_graph(
+    place: GraphPlace,
+    *,
+    options: CompareOptions | None = None,
+    by_stack: bool = False,
+    alike: AlikeTrees | None = None,
+) -> DumpGraph:
     """Return the graph that comes from `place`.
 
     `options` say how dumps are compared. With `by_stack` the calls that no module is known for are in the functions of
-    the script that made them.
+    the script that made them. `alike` has what the dumps that were read before may have in common with this one.
 
     Raises:
         DumpError: A dump is damaged.
@@ -155,7 +162,7 @@ def read_graph(place: GraphPlace, *, options: CompareOptions | None = None, by_s
         graph = read_database(target.directory, step=target.step or 0, rank=target.rank or 0)
         return DumpGraph(graph.label, target.directory, graph.tree, graph.found, None, graph.step, graph.rank)
     if place.golden is None:
-        return (_whole if target.parts else _alone)(target, by_stack=by_stack)
+        return _whole(target, by_stack=by_stack) if target.parts else _alone(target, by_stack=by_stack, alike=alike)
     return _against(PlacePair(target, place.golden), options or CompareOptions(), by_stack=by_stack)
 
 
@@ -176,11 +183,15 @@ def read_graphs(
         yield read_graph(place, options=options, by_stack=by_stack)
 
 
-def _alone(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
-    root = build_tree(*read_calls(place.directory))
-    if by_stack:
-        nest_by_stack(root, read_stacks(place.directory))
-    tree = number_nodes(root)
+def _alone(place: DumpLocation, *, by_stack: bool, alike: AlikeTrees | None) -> DumpGraph:
+    calls, root_class = read_calls(place.directory)
+    if alike is not None and not by_stack:
+        tree = alike.tree_of(calls, root_class)
+    else:
+        root = build_tree(calls, root_class)
+        if by_stack:
+            nest_by_stack(root, read_stacks(place.directory))
+        tree = number_nodes(root)
     found = judge_alone(tree, place.directory)
     return DumpGraph(_label(place), place.directory, tree, found, None, place.step, place.rank)
 

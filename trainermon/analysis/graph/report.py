@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
+from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.chosen import describe_node, find_node, names_like, node_screen
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
@@ -26,6 +27,9 @@ from trainermon.analysis.graph.page.packing import PackedRank
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace
 from trainermon.analysis.graph.screen import TreeScreen
 from trainermon.analysis.tensor.screen import printable
+
+_alike = AlikeTrees()
+"""What the dumps that this process reads have in common."""
 
 
 class GraphReport(NamedTuple):
@@ -111,7 +115,8 @@ class ReportMaker:
         Raises:
             DumpError: A dump is damaged.
         """
-        return read_at_level(place, options=self.options, by_stack=self.by_stack)
+        alike = _alike if self.num_dumps > 1 else None
+        return read_at_level(place, options=self.options, by_stack=self.by_stack, alike=alike)
 
     def __call__(self, place: GraphPlace) -> GraphReport:
         """Return the report of the graph that comes from `place`.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from trainermon.analysis.graph.calls import AFTER, GraphCall, read_calls
 from trainermon.analysis.graph.values import ValueUse
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
+_T = TypeVar("_T")
 _whole_number = re.compile(r"(?<![^. ])\d+(?![^. ])")
 
 
@@ -82,6 +84,20 @@ class GraphTree:
     sizes: NDArray[np.int32]
     parents: NDArray[np.int32]
     structures: NDArray[np.int32]
+    _known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def worked_out(self, what: str, work: Callable[[], _T]) -> _T:
+        """Return what `work` does, known as `what`; it is done once for all trees that are built alike.
+
+        It may depend on the nodes and on which values are one, and on no statistics.
+        """
+        if what not in self._known:
+            self._known[what] = work()
+        return self._known[what]  # type: ignore[no-any-return]
+
+    def with_nodes(self, nodes: tuple[GraphNode, ...]) -> GraphTree:
+        """Return a tree that is built alike, with other `nodes`."""
+        return replace(self, nodes=nodes)
 
 
 def read_tree(directory: Path) -> GraphTree:

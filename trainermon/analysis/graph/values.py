@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from trainermon.dump.files.records import BACKWARD, PARAMETERS_GRAD
@@ -29,18 +30,18 @@ class GraphValue(NamedTuple):
         identity: Equal for one unchanged tensor in several places: its order, or what it looks like (a tuple) in dumps
             that tell no order. None: it looks like others.
         num_bytes: Size of its elements; 0 where the type is not known.
+        dtype: Type of its elements as the dump writes it, `torch.float32`; "": not known.
         norm: Root of the sum of squares; NaN: not known.
         is_finite: No element is NaN or infinite.
-        dtype: Type of its elements as the dump writes it, `torch.float32`; "": not known.
     """
 
     use: ValueUse
     slot: str
     identity: int | tuple[object, ...] | None
     num_bytes: int
+    dtype: str
     norm: float
     is_finite: bool
-    dtype: str = ""
 
 
 _WIDTHS = {
@@ -59,6 +60,8 @@ _WIDTHS = {
 }
 _MAX_NUMBERED = 16
 _NUMBERED = {name: tuple(f"{name}.{index}" for index in range(_MAX_NUMBERED)) for name in ("input", "output")}
+_OURS = ("dtype", "shape", "order", "Norm", "nans", "infs")
+_as_ours = itemgetter(*_OURS)
 _new = tuple.__new__  # what the constructor of a named tuple comes to, in a third of the time
 _USES = {
     "input_args": (ValueUse.TAKEN, "input"),
@@ -79,7 +82,7 @@ def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
                 _collect(found, ValueUse.GIVEN, name, forms)
         return found
     for name, value in entry.items():
-        if name in _USES:
+        if value and name in _USES:
             use, slot = _USES[name]
             if direction != BACKWARD or use is not ValueUse.HELD:
                 _collect(found, use, slot, value)
@@ -88,26 +91,31 @@ def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
 
 def value_of(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
     """Return the tensor that `form` describes, as an entry of dump.json does."""
-    read, dtype = form.get, form["dtype"]
-    order, norm, nans, infs = read("order"), read("Norm"), read("nans"), read("infs")
+    try:
+        dtype, shape, order, norm, nans, infs = _as_ours(form)
+    except KeyError:
+        dtype, shape, order, norm, nans, infs = map(form.get, _OURS)
     identity = order if type(order) is int else _looks(form)
     is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(form)
     size = norm if type(norm) is float else _number(norm)
     try:
-        num_bytes = prod(form["shape"]) * _width(dtype)
+        num_bytes = prod(shape) * _width(dtype)
     except TypeError:  # a shape that is none
         num_bytes = 0
-    return _new(GraphValue, (use, slot, identity, num_bytes, size, is_finite, dtype))
+    return _new(GraphValue, (use, slot, identity, num_bytes, dtype, size, is_finite))
 
 
 def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:
-    """Add the tensors within `value`, parsed JSON. A good part of the time to read a dump goes by here."""
+    """Add the tensors within `value`, parsed JSON. A good part of the time to read a dump goes by here.
+
+    So plain arguments, and tensors in lists, cost no call of their own.
+    """
     if type(value) is dict:
-        if type(value.get("dtype")) is str and type(value.get("shape")) is list:
+        if "dtype" in value and type(value["dtype"]) is str and type(value.get("shape")) is list:
             found.append(value_of(use, slot, value))
         elif type(value.get("type")) is not str:
             for name, item in value.items():
-                if type(item) is dict or type(item) is list:
+                if (type(item) is dict and ("type" not in item or "dtype" in item)) or type(item) is list:
                     _collect(found, use, f"{slot}.{name}", item)
     elif type(value) is list:
         names = _NUMBERED.get(slot) if len(value) <= _MAX_NUMBERED else None

@@ -154,7 +154,7 @@ class _Pieces:
 
 def pack_rank(rank: DrawnRank) -> PackedRank:
     """Return what the page has of a rank. Costs a few passes over its nodes, and to deflate some 30 bytes for each."""
-    found, measures = rank.found, measure(rank.tree.nodes)
+    found, measures = rank.found, measure(rank.tree)
     columns: dict[str, NDArray[Any]] = {
         "errors": found.errors.astype(np.float32),
         "norms": measures.norms,
@@ -186,7 +186,7 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
     return PackedRank(
         num_nodes=len(rank.tree.nodes),
         member=member,
-        skeleton=_skeleton(rank),
+        skeleton=rank.tree.worked_out("skeleton", lambda: _skeleton(rank)),
         verdicts=pack_columns({"verdicts": found.verdicts, "nonfinite": found.nonfinite.astype(np.uint8)}),
         columns=pack_columns(columns) | {name: _json(value) for name, value in texts.items()},
         excerpts=rank.code.excerpts,
