@@ -47,7 +47,6 @@ def test_what_mindspore_gives_is_right(dump, capsys):
         ("Primitive.matmul.MatMul.0.forward.output.0", "Primitive.matmul.MatMul.0.forward"),
         ("Primitive.layer_norm.LayerNorm.0.forward.output.1", "Primitive.layer_norm.LayerNorm.0.forward"),
         ("Mint.tanh.0.forward.output.0", "Mint.tanh.0.forward"),
-        ("Primitive.layer_norm.LayerNorm.0.backward.output.0", "Primitive.layer_norm.LayerNorm.0.backward"),
     ],
 )
 def test_a_planted_error_is_found(dump, file, key):
@@ -60,6 +59,18 @@ def test_a_planted_error_is_found(dump, file, key):
 
     assert key in wrong
     assert len(wrong) <= 3  # the planted tensor is an input of others, and a gradient of theirs
+
+
+def test_a_wrong_gradient_is_no_pass(dump):
+    """It is no error either: the rest may come from a call that was not seen, as MindSpore does not say who uses it."""
+    path = dump / "dump_tensor_data" / "Primitive.layer_norm.LayerNorm.0.backward.output.0.npy"
+    values = np.load(path)
+    values.flat[1] += 1e-3 * np.abs(values).max()
+    np.save(path, values)
+
+    [call] = [call for call in check_dump(dump).calls if call.key == "Primitive.layer_norm.LayerNorm.0.backward"]
+
+    assert [one.status for one in call.judgements] == [Status.SKIP, Status.PASS, Status.PASS]
 
 
 def test_a_function_of_which_nothing_is_known_is_not_judged(dump):
