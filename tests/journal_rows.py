@@ -8,11 +8,12 @@ from trainermon.core.values import Moments, SeriesKey
 
 
 class RankJournal:
-    """All rows (`rows[step][key]`), events (as JSON has them) and series of one rank's journal."""
+    """All rows (`rows[step][key]`), histograms likewise, events (as JSON has them) and series of one rank's journal."""
 
     def __init__(self, spool: Path, rank: int = 0) -> None:
         self.keys: list[SeriesKey] = []
         self.rows: dict[int, dict[SeriesKey, Moments]] = {}
+        self.histograms: dict[int, dict[SeriesKey, list[int]]] = {}
         self.events: list[dict] = []
         reader = JournalReader(spool, rank)
         while records := reader.poll():
@@ -29,6 +30,10 @@ class RankJournal:
                 step = self.rows.setdefault(record.block.step, {})
                 for column, number in enumerate(record.block.series):
                     step[self.keys[number]] = Moments(*record.block.values[:, column].tolist())
+                if (taken := record.block.histograms) is not None:
+                    keys = [self.keys[record.block.series[place]] for place in taken.places]
+                    counted = dict(zip(keys, taken.counts.tolist(), strict=True))
+                    self.histograms.setdefault(record.block.step, {}).update(counted)
             case EventRecord():
                 self.events.append(encode(record.event))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import json
 import math
 import struct
@@ -29,7 +30,7 @@ from trainermon.core.journal import (
     SeriesRecord,
     frames,
 )
-from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.values import BlockHistograms, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 AXES = st.lists(st.sampled_from(["dp", "tp", "pp", "cp", "ep"]), max_size=3).map(tuple)
@@ -111,6 +112,58 @@ def test_a_block_comes_back_bit_for_bit(tmp_path_factory, step, time_s, ids, dat
     assert record.block.values.shape == (8, len(ids))
     assert record.block.values.tobytes() == values.tobytes()
     assert not record.block.values.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_histograms_come_back_with_their_block(tmp_path, dtype):
+    largest = np.iinfo(dtype).max
+    counts = np.array([[7] * 127 + [largest], [0] * 128], dtype)
+    histograms = BlockHistograms(places=np.array([2, 0], np.uint32), counts=counts)
+    block = dataclasses.replace(make_block(5), histograms=histograms)
+
+    writer = open_writer(tmp_path)
+    assert writer.append_block(block)
+    assert writer.append_block(make_block(6))
+    writer.close()
+
+    reader = JournalReader(tmp_path, 0)
+    _, _, record, plain, _ = reader.poll()
+    reader.close()
+    assert record.block.values.tobytes() == block.values.tobytes()
+    assert record.block.histograms.places.tolist() == [2, 0]
+    np.testing.assert_array_equal(record.block.histograms.counts, counts)
+    assert (plain.block.step, plain.block.histograms) == (6, None)
+
+
+def test_the_bytes_of_histograms_are_those_that_the_reference_names():
+    places, counts = np.array([1], np.uint32), np.arange(128, dtype=np.uint32)[None]
+
+    encoded = frames.encode_histograms(BlockHistograms(places=places, counts=counts))
+
+    assert b"".join(map(bytes, encoded)) == struct.pack("<III I 128I", 1, 128, 4, 1, *range(128))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda body: body[:-4], "bytes for 1 histograms of 128 bins"),
+        (lambda body: body.replace(struct.pack("<4I", 1, 128, 4, 2), struct.pack("<4I", 1, 64, 4, 2)), "of 64 bins"),
+        (lambda body: body.replace(struct.pack("<4I", 1, 128, 4, 2), struct.pack("<4I", 1, 128, 4, 3)), "of place 3"),
+    ],
+)
+def test_a_damaged_histogram_is_refused(change, error):
+    histograms = BlockHistograms(places=np.array([2], np.uint32), counts=np.zeros((1, 128), np.uint32))
+    body = b"".join(map(bytes, [*frames.encode_block(make_block(1)), *frames.encode_histograms(histograms)]))
+
+    with pytest.raises(JournalError, match=error):
+        frames.decode_record(frames.COUNTED_BLOCK, change(body), Cursor(1, 2))
+
+
+def test_histograms_that_do_not_fit_are_refused():
+    counts = np.zeros((2, 128), np.uint32)
+
+    with pytest.raises(ValueError, match="need C-contiguous uint32 places"):
+        frames.encode_histograms(BlockHistograms(places=np.zeros(1, np.uint32), counts=counts))
 
 
 def test_a_block_may_be_made_of_any_buffers(tmp_path):

@@ -32,6 +32,10 @@ CONFIG = {
     "ur_distribution": True,
     "xy_distribution": True,
     "gradient_signs": {"level": "L2"},
+    "histograms": {
+        "kinds": ["grad_unreduced", "grad_reduced", "param_origin", "param_updated", "exp_avg"],
+        "step_interval": 1,
+    },
     "agent": {"start": False},
 }
 

@@ -1,17 +1,22 @@
 """What the ranks of a `torch_job` wrote, merged by the placements they gave, and held against the truth."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from tests.journal_rows import RankJournal
 from tests.reference import assert_equal
 from tests.sign_truth import assert_signs_are_of
+from tests.statistics.histogram_truth import numpy_histogram
+from tests.statistics.numpy_moments import elements_of
 from trainermon.analysis.gradients.runs import open_gradients
 from trainermon.core.values import NO_ELEMENTS, Kind
 
 HELD = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
+COUNTED = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG)
 MODEL_AXES = {"tp", "ep"}
 
 
@@ -70,6 +75,20 @@ def assert_rows_merge_to_whole_tensors(job):
             for name, row in merged.items():
                 assert row.count == truth[name].numel(), (kind, name)
                 assert_equal(row, truth[name])
+
+
+def assert_histograms_add_up_to_those_of_whole_tensors(job):
+    for step, kind in itertools.product(job.steps, COUNTED):
+        truth, added = job.told[0]["steps"][step][str(kind)], {}
+        for rank, name, row, placement in job.rows(step, kind):
+            (key,) = [key for key in job.journals[rank].rows[step] if (key.kind, key.name) == (kind, name)]
+            counts = np.array(job.journals[rank].histograms[step][key])
+            assert counts.sum() == row.count
+            if placement.in_global_norm:
+                added[name] = added.get(name, 0) + counts
+        assert added.keys() == truth.keys(), kind
+        for name, counts in added.items():
+            np.testing.assert_array_equal(counts, numpy_histogram(elements_of(truth[name])), f"{kind} {name}")
 
 
 def assert_every_row_is_its_slice(job, *, sharded_dim=lambda name, shape: 0):

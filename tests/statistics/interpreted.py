@@ -4,6 +4,7 @@
 WIDE there are more examples.
 """
 
+import itertools
 import os
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.statistics.conftest import rows_by
+from tests.statistics.histogram_truth import numpy_histogram
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, LAYOUTS, PATTERNS, fill, flat_tensors, laid_out_tensors
 from trainermon.statistics import launches
+from trainermon.statistics.histograms import triton_counts
 
 # numpy warns of what the kernels compute on purpose: squares that overflow, and the smallest of no element
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -120,3 +123,15 @@ def test_a_tensor_without_memory_is_refused(rows_of):
 def test_a_tensor_on_another_device_is_refused_before_anything_is_written(rows_of):
     with pytest.raises(ValueError, match="tensor is on meta, expected the device of the rows: cpu"):
         rows_of([torch.randn(2), torch.empty(3, device="meta")])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_kind_of_data_is_counted_by_sign_and_exponent(dtype):
+    sizes = (1, 1023, triton_counts.CHUNK.value + 2000)
+    for size, pattern in itertools.product(sizes, sorted(LONG)):
+        tensor = fill(pattern, size, dtype=dtype, seed=1)
+        row = torch.full((128,), 7)
+
+        triton_counts.count_chunks(tensor, row)
+
+        np.testing.assert_array_equal(row.numpy() - 7, numpy_histogram(elements_of(tensor)))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.statistics.histogram_truth import numpy_histogram
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from trainermon.statistics import SlabRing
 from trainermon.statistics import slabs as slabs_module
@@ -15,15 +16,15 @@ class FakeCopy:
     def __init__(self, device):
         self.arrived = False
 
-    def was_written(self, table):
+    def was_written(self, *tables):
         pass
 
     def join(self):
         pass
 
-    def start(self, table, num_rows):
+    def start(self, *tables):
         self.arrived = False
-        return table.clone()
+        return [table.clone() for table in tables]
 
     def done(self):
         return self.arrived
@@ -77,6 +78,28 @@ def test_rows_are_taken_when_they_are_taken():
     tensor.fill_(9.0)
 
     assert slab.rows()[0].tolist() == [4.0, 1.0, 1.0, 4.0, 4.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("device", ["a CPU", "one whose copy arrives later"])
+def test_some_rows_have_histograms_and_the_next_step_has_none_of_them(request, device):
+    if device != "a CPU":
+        request.getfixturevalue("copies")
+    ring, tensors = SlabRing(capacity=1), [torch.randn(size) for size in (3, 1, 7, 20, 0)]
+    slab = ring.begin(5)
+    slab.take(tensors)
+
+    slab.count([3, 1], [tensors[3], tensors[1]])
+    slab.count([4], [tensors[4]])
+    assert [slab.has_histogram(row) for row in range(5)] == [False, True, False, True, True]
+    ring.seal(slab)
+    ring.flush()
+
+    places, counts = slab.histograms()
+    for row in (1, 3, 4):
+        np.testing.assert_array_equal(counts[places[row]], numpy_histogram(elements_of(tensors[row])))
+    ring.put_back(slab)
+    places, counts = ring.begin(6).histograms()
+    assert (len(places), len(counts)) == (0, 0)
 
 
 def test_rows_of_one_step_can_be_repeated_in_the_next():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -117,6 +118,40 @@ class Moments:
         )
 
 
+LEAST_EXPONENT, NUM_EXPONENTS = -45, 61
+"""Which powers of two bound the bins of a histogram: 2^-45 (2.8e-14) to 2^16, from which on half precision ends."""
+NUM_BINS = 2 * NUM_EXPONENTS + 6
+ZERO_BIN, HIGHEST_BIN, NONFINITE_BIN = NUM_BINS // 2 - 1, NUM_BINS - 2, NUM_BINS - 1
+
+
+def _bin_bounds() -> tuple[tuple[float, float], ...]:
+    edges = [0.0, *(2.0 ** (LEAST_EXPONENT + place) for place in range(NUM_EXPONENTS + 1)), math.inf]
+    above = list(itertools.pairwise(edges))
+    return *((-high, 0.0 - low) for low, high in reversed(above)), (0.0, 0.0), *above, (math.nan, math.nan)
+
+
+BIN_BOUNDS = _bin_bounds()
+"""For each of the 128 bins of a histogram, which elements are counted in it: those between two magnitudes of one sign.
+
+In ascending order: negative elements, one bin for each power of two, between one for all that are larger and one for
+all that are smaller; zeros, of either sign (bounds 0, 0); positive elements likewise; at the end those that are NaN or
+infinite (bounds NaN). A magnitude that is itself a bound belongs to the larger one.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHistograms:
+    """The histograms of those series of a block that have one: how many elements are in which of `BIN_BOUNDS`.
+
+    `places` are positions in the block's `series` (uint32 `[n]`), `counts` integers `[n, 128]`, C-contiguous, both as
+    anything that supports the buffer protocol. The counts of the parts of a tensor add up to those of the whole one;
+    those of a row add up to the number of its elements.
+    """
+
+    places: Any
+    counts: Any
+
+
 STATISTICS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Moments))
 NO_ELEMENTS = Moments(0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -200,13 +235,14 @@ class StatBlock:
     `series` holds indices into the rank's series table (uint32), `values` the moments as a C-contiguous float64 array
     `[num_statistics, num_series]` (struct of arrays: one statistic of all series is a contiguous slice), both as
     anything that supports the buffer protocol. `time_s` is Unix time at the end of the step, for display only: order is
-    (attempt, step).
+    (attempt, step). `histograms` are those that were taken on this step; None: none.
     """
 
     step: int
     time_s: float
     series: Any
     values: Any
+    histograms: BlockHistograms | None = None
 
 
 class AlertState(TextEnum):

@@ -1,21 +1,23 @@
 """Tables of moments that leave the device once per step, a step late, without anybody waiting.
 
-A slab holds the rows of one step. While it is open, rows are computed into its table on the device. `seal` starts one
-asynchronous copy to pinned host memory on a side stream (on a CPU there is nothing to copy); when the copy's event has
-passed, the ring hands the slab out. What the rows mean, and where they go, is decided elsewhere.
+A slab holds the rows of one step. While it is open, rows are computed into its table on the device, and histograms of
+some of them into a second one. `seal` starts one asynchronous copy to pinned host memory on a side stream (on a CPU
+there is nothing to copy); when the copy's event has passed, the ring hands the slab out. What the rows mean, and where
+they go, is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainermon.core.values import STATISTICS
+from trainermon.core.values import NUM_BINS, STATISTICS
+from trainermon.statistics import histograms
 from trainermon.statistics.kernel import write
 from trainermon.statistics.merge import NUM_STATISTICS
 
@@ -34,7 +36,9 @@ class Slab:
         self.step = -1
         self.num_rows = 0
         self._table = torch.empty((capacity, NUM_STATISTICS), dtype=torch.float64, device=device)
-        self._host = self._table
+        self._counts = torch.empty((0, NUM_BINS), dtype=torch.int64, device=device)
+        self._counted: dict[int, int] = {}  # by row, its place in the counts
+        self._host, self._host_counts = self._table, self._counts
         self._copy = None if device.type == "cpu" else _AsyncCopy(device)
 
     def take(self, tensors: Sequence[Tensor]) -> int:
@@ -48,6 +52,23 @@ class Slab:
         if self._copy is not None:
             self._copy.was_written(self._table)
         return first
+
+    def count(self, rows: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Give rows taken earlier, which have none, the histograms of their tensors too. No synchronisation."""
+        first = len(self._counted)
+        self._counted.update(zip(rows, range(first, first + len(rows)), strict=True))
+        if len(self._counted) > len(self._counts):
+            self._join()
+            self._counts = _grown(self._counts, first, len(self._counted))
+            if self._copy is None:
+                self._host_counts = self._counts
+        histograms.count(tensors, self._counts, first)
+        if self._copy is not None:
+            self._copy.was_written(self._table, self._counts)
+
+    def has_histogram(self, row: int) -> bool:
+        """Whether a row was given a histogram."""
+        return row in self._counted
 
     def copy_rows(self, first: int, count: int) -> Tensor:
         """Return a copy of rows taken earlier, float64 `[count, 8]` on the device. No synchronisation."""
@@ -73,7 +94,8 @@ class Slab:
     def seal(self) -> None:
         """End the step: start to copy the rows to the host. No row may be added any more."""
         if self._copy is not None:
-            self._host = self._copy.start(self._table, self.num_rows)
+            tables = self._table[: self.num_rows], self._counts[: len(self._counted)]
+            self._host, self._host_counts = self._copy.start(*tables)
 
     def is_ready(self) -> bool:
         """Return whether the rows of a sealed slab have arrived on the host. Never waits."""
@@ -83,20 +105,23 @@ class Slab:
         """Return the rows of a ready slab, float64 `[num_rows, 8]` in host memory, valid until it is released."""
         return self._host[: self.num_rows]
 
+    def histograms(self) -> tuple[Mapping[int, int], Tensor]:
+        """Return by row the place of its histogram, and these, int64 `[n, 128]` in host memory, of a ready slab."""
+        return self._counted, self._host_counts[: len(self._counted)]
+
     def _open(self, step: int) -> None:
         self.step = step
         self.num_rows = 0
+        self._counted = {}
 
     def _extend(self, count: int) -> int:
         first = self.num_rows
         self.num_rows = first + count
         if self.num_rows > self._table.shape[0]:
             self._join()
-            grown = self._table.new_empty((max(self.num_rows, 2 * self._table.shape[0]), NUM_STATISTICS))
-            grown[:first] = self._table[:first]
-            self._table = grown
+            self._table = _grown(self._table, first, self.num_rows)
             if self._copy is None:
-                self._host = grown
+                self._host = self._table
         return first
 
     def _seen(self) -> Any:
@@ -114,6 +139,13 @@ class Slab:
             self._copy.wait()
 
 
+def _grown(table: Tensor, used: int, needed: int) -> Tensor:
+    """Return a table with room for `needed` rows, and at least twice as many as before, that begins with those used."""
+    grown = table.new_empty((max(needed, 2 * len(table)), table.shape[1]))
+    grown[:used] = table[:used]
+    return grown
+
+
 class _AsyncCopy:
     """A copy to pinned host memory on a side stream, and the event that tells when it is over.
 
@@ -127,15 +159,20 @@ class _AsyncCopy:
         self._stream = self._module.Stream(device)
         self._event = self._module.Event()
         self._writers: list[Any] = []
-        self._host = torch.empty((0, NUM_STATISTICS), dtype=torch.float64, device="cpu")
+        self._hosts: dict[int, Tensor] = {}  # by place among the tables
 
-    def was_written(self, table: Tensor) -> None:
-        """Remember that the current stream writes to `table`: backward hooks may run in streams of their own."""
+    def was_written(self, table: Tensor, counts: Tensor | None = None) -> None:
+        """Remember that the current stream writes to `table`: backward hooks may run in streams of their own.
+
+        And to `counts`, which may have been made in the stream of another hook.
+        """
         stream = self._module.current_stream(self._device)
         if stream not in self._writers:
             if self._writers:
                 table.record_stream(stream)
             self._writers.append(stream)
+        if counts is not None and len(self._writers) > 1:
+            counts.record_stream(stream)
 
     def join(self) -> None:
         """Let the current stream wait, on the device, for all that have written."""
@@ -144,17 +181,25 @@ class _AsyncCopy:
             if stream != current:
                 current.wait_stream(stream)
 
-    def start(self, table: Tensor, num_rows: int) -> Tensor:
-        if self._host.shape[0] < num_rows:
-            self._host = _pinned(table.shape[0])
+    def start(self, *tables: Tensor) -> list[Tensor]:
+        """Start to copy tables that are whole; return where on the host they will be."""
+        hosts = [self._host_of(place, table) for place, table in enumerate(tables)]
         for stream in self._writers:
             self._stream.wait_stream(stream)
         self._writers.clear()
         with self._module.stream(self._stream):
-            self._host[:num_rows].copy_(table[:num_rows], non_blocking=True)
+            for host, table in zip(hosts, tables, strict=True):
+                if len(table):
+                    host.copy_(table, non_blocking=True)
+                    table.record_stream(self._stream)
             self._event.record(self._stream)
-        table.record_stream(self._stream)
-        return self._host
+        return hosts
+
+    def _host_of(self, place: int, table: Tensor) -> Tensor:
+        num_rows = len(table)
+        if place not in self._hosts or len(self._hosts[place]) < num_rows:
+            self._hosts[place] = _pinned(1 << (num_rows - 1).bit_length() if num_rows else 0, table)
+        return self._hosts[place][:num_rows]
 
     def done(self) -> bool:
         return bool(self._event.query())
@@ -163,13 +208,14 @@ class _AsyncCopy:
         self._event.synchronize()
 
 
-def _pinned(num_rows: int) -> Tensor:
-    """Return host memory for rows, pinned where the device has such memory; else the copy to it waits."""
+def _pinned(num_rows: int, table: Tensor) -> Tensor:
+    """Return host memory for rows as in `table`, pinned where the device has such memory; else the copy to it waits."""
+    shape = num_rows, table.shape[1]
     try:
-        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, device="cpu", pin_memory=True)
+        return torch.empty(shape, dtype=table.dtype, device="cpu", pin_memory=num_rows > 0)
     except (RuntimeError, NotImplementedError) as error:
         logger.warning("no pinned host memory, so the copy of statistics waits for the device: %s", error)
-        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, device="cpu")
+        return torch.empty(shape, dtype=table.dtype, device="cpu")
 
 
 def capture_check(device: torch.device) -> Callable[[], bool]:

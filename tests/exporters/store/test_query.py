@@ -113,7 +113,7 @@ def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp
     for text in ("all_stats, stats (kind varchar", "steps (attempt", "alerts (host", "are NaN", "Examples:"):
         assert text in out
     examples = out.split("Examples:\n")[1].split(";")[:-1]
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         run_query(run, example)
 
@@ -154,13 +154,13 @@ def test_a_run_is_a_path_an_id_or_the_newest(tmp_path, capsys):
         find_run(None, tmp_path / "empty")
 
 
-TABLES = "Tables: alerts, all_stats, stats, step_values, steps (`trainermon query RUN` lists their columns)"
+TABLES = "Tables: alerts, all_stats, histograms, stats, step_values, steps (`trainermon query RUN` lists their columns)"
 
 
 @pytest.mark.parametrize(
     ("sql", "reason", "nearest"),
     [
-        ("SELECT nme FROM stats", 'Referenced column "nme" not found', "stats.name"),
+        ("SELECT nme FROM stats", 'Referenced column "nme" not found', "histograms.name, stats.name"),
         ("SELECT S.NonFinit FROM stats S", 'does not have a column named "NonFinit"', "stats.nonfinite, stats.finite"),
         (
             "SELECT grad_nrm FROM stats",
@@ -170,9 +170,13 @@ TABLES = "Tables: alerts, all_stats, stats, step_values, steps (`trainermon quer
         (
             "FROM stats JOIN steps USING (los)",
             'Column "los" does not exist on left side',
-            "step_values.loss, steps.loss",
+            "step_values.loss, steps.loss, histograms.low",
         ),
-        ("SELECT * EXCLUDE (los) FROM steps", 'Column "los" in EXCLUDE list not found', "step_values.loss, steps.loss"),
+        (
+            "SELECT * EXCLUDE (los) FROM steps",
+            'Column "los" in EXCLUDE list not found',
+            "step_values.loss, steps.loss, histograms.low",
+        ),
         ("SELECT zzzz FROM stats", '"zzzz" not found', None),
         ("SELECT name, sum(step) FROM stats", "must appear in the GROUP BY clause", None),
         ("SELEC 1", "syntax error", None),

@@ -33,6 +33,7 @@ def test_every_statistic_is_that_of_the_unsharded_training(trained, size, name):
 
     truth.assert_monitor_changed_nothing(job)
     truth.assert_rows_merge_to_whole_tensors(job)
+    truth.assert_histograms_add_up_to_those_of_whole_tensors(job)
     truth.assert_signs_are_those_of_whole_gradients(job)
     truth.assert_every_row_is_its_slice(job, sharded_dim=columns(size) if name == "fsdp2-columns" else first)
     truth.assert_norm_is_the_frameworks_own(job)

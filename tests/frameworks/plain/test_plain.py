@@ -30,6 +30,7 @@ def test_every_statistic_is_that_of_the_reference(trained, size, name):
 
     truth.assert_monitor_changed_nothing(job)
     truth.assert_rows_merge_to_whole_tensors(job)
+    truth.assert_histograms_add_up_to_those_of_whole_tensors(job)
     truth.assert_signs_are_those_of_whole_gradients(job)
     truth.assert_every_row_is_its_slice(job)
     truth.assert_norm_is_the_frameworks_own(job, rel=0.01 if "bf16" in name else 1e-6)  # torch's is a bf16 number

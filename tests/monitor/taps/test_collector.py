@@ -1,8 +1,11 @@
 """What the collector takes, and what it leaves alone."""
 
+import numpy as np
 import pytest
 import torch
 
+from tests.statistics.histogram_truth import numpy_histogram
+from tests.statistics.numpy_moments import elements_of
 from trainermon.core.events import EventType
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps import collector as collector_module
@@ -119,3 +122,37 @@ def test_no_slab_is_lost_by_steps_that_are_empty_or_discarded(journal):
     collector.seal()
 
     assert blocks_of(journal) == [(20, {0: 7.0})]
+
+
+class EvenSteps:
+    """Wants histograms of the series 1 and 2, on even steps."""
+
+    def is_due(self, step):
+        return step % 2 == 0
+
+    def wants(self, series):
+        return series in (1, 2)
+
+
+def test_chosen_series_have_histograms_on_steps_that_are_due(journal):
+    collector = Collector(torch.device("cpu"), journal)
+    collector.histograms = EvenSteps()
+    shared, tensors = torch.randn(9), [torch.randn(3), torch.randn(4)]
+    for step in range(3):
+        collector.begin(step)
+        row = collector.take((3,), (shared,))
+        collector.share(2, row, shared)  # which alone of the two has one
+        collector.take((0, 1), tensors)
+        collector.put(4, 1.0)
+        collector.seal()
+
+    assert [block.step for block in journal.blocks if block.histograms is not None] == [0, 2]
+    block = journal.blocks[2]
+    found = {int(block.series[place]): counts for place, counts in zip(*fields_of(block.histograms), strict=True)}
+    assert found.keys() == {1, 2}
+    np.testing.assert_array_equal(found[1], numpy_histogram(elements_of(tensors[1])))
+    np.testing.assert_array_equal(found[2], numpy_histogram(elements_of(shared)))
+
+
+def fields_of(histograms):
+    return histograms.places, histograms.counts

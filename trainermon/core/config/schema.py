@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from trainermon.core.config.outputs import OutputConfig, check_formats
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require, shown
-from trainermon.core.values import DumpTask, GradientLevel, SourceMode
+from trainermon.core.values import DumpTask, GradientLevel, Kind, SourceMode
 
 OPS = (
     "norm",
@@ -270,6 +272,44 @@ class GradientSignsConfig:
         require(self.max_steps >= 0, "gradient_signs.max_steps", self.max_steps, "0 or more")
 
 
+HISTOGRAM_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        Kind.GRAD_UNREDUCED: "wg_distribution",
+        Kind.GRAD_REDUCED: "wg_distribution",
+        Kind.PARAM_ORIGIN: "param_distribution",
+        Kind.PARAM_UPDATED: "param_distribution",
+        Kind.EXP_AVG: "mv_distribution",
+        Kind.ACTV: "xy_distribution",
+        Kind.ACTV_GRAD: "xy_distribution",
+    }
+)
+"""Kinds of tensors that may have histograms (their elements lie within the bins), and the key that collects each."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramsConfig:
+    """Histograms of tensors that are collected: counts of their elements by sign and power of two.
+
+    Attributes:
+        kinds: Of which: `grad_unreduced`, `grad_reduced`, `param_origin`, `param_updated`, `exp_avg`, `actv`,
+            `actv_grad`; without any, none is taken.
+        targets: Modules and parameters, written as the other `targets`; empty means all that are collected.
+        step_interval: Interval, in steps, between steps that have histograms: the first collected one in each.
+    """
+
+    kinds: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    step_interval: int = 100
+
+    def __post_init__(self) -> None:
+        for place, kind in enumerate(self.kinds):
+            expected = f"one of {', '.join(HISTOGRAM_KINDS)}"
+            require(kind in HISTOGRAM_KINDS, f"histograms.kinds[{place}]", kind, expected)
+        require(self.step_interval >= 1, "histograms.step_interval", self.step_interval, "1 or more")
+        for place, target in enumerate(self.targets):
+            _require_target(target, f"histograms.targets[{place}]")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(OutputConfig):
     """Everything a user can ask for.
@@ -293,6 +333,7 @@ class MonitorConfig(OutputConfig):
         ur_distribution: Adam's update `m_hat / (sqrt(v_hat) + eps)` and its ratio `m_hat / sqrt(v_hat)`, by formula.
         mg_direction: Share of elements whose gradient and first moment have the same sign.
         gradient_signs: Files of the reduced gradients' signs.
+        histograms: Histograms of gradients, parameters and activations.
         xy_distribution: Inputs and outputs of modules, and the gradients of both.
         all_xy: Every module, whatever `targets` says (parameters still follow `targets`).
         forward_only: With `xy_distribution`: no gradients of inputs and outputs.
@@ -339,6 +380,7 @@ class MonitorConfig(OutputConfig):
     ur_distribution: bool = False
     mg_direction: bool = False
     gradient_signs: GradientSignsConfig = GradientSignsConfig()
+    histograms: HistogramsConfig = HistogramsConfig()
     xy_distribution: bool = False
     all_xy: bool = False
     forward_only: bool = False
@@ -383,6 +425,11 @@ class MonitorConfig(OutputConfig):
         for key in ("targets", "exclude"):
             for index, target in enumerate(getattr(self, key)):
                 _require_target(target, f"{key}[{index}]")
+        for index, kind in enumerate(self.histograms.kinds):
+            key = HISTOGRAM_KINDS[kind]
+            require(
+                getattr(self, key), f"histograms.kinds[{index}]", kind, f"a kind that is collected: set {key} to true"
+            )
         for index, op in enumerate(self.ops):
             require(op in OPS, f"ops[{index}]", op, "one of " + ", ".join(OPS))
         check_formats(self.format)

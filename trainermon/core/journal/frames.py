@@ -17,7 +17,9 @@ from trainermon.core import events
 from trainermon.core.errors import JournalError
 from trainermon.core.events import RankEvent
 from trainermon.core.values import (
+    NUM_BINS,
     STATISTICS,
+    BlockHistograms,
     Coordinates,
     Kind,
     Placement,
@@ -30,7 +32,7 @@ from trainermon.core.values import (
 FORMAT_VERSION = 1
 
 MAGIC = b"\xb1TMJ"
-HEADER, SERIES, BLOCK, EVENT, END = range(1, 6)
+HEADER, SERIES, BLOCK, EVENT, END, COUNTED_BLOCK = range(1, 7)
 
 # magic, format version, type, sequence, payload length, payload CRC, reserved, CRC of all before: the same in every
 # format version, so that a reader can always name the version that it found.
@@ -40,6 +42,8 @@ HEAD_BYTES = _HEAD.size + _HEAD_CRC.size
 # step, time, number of series, number of statistics; then float64 [statistics, series], then uint32 [series].
 _BLOCK = struct.Struct("<qdII")
 _ROW_BYTES = 8 * len(STATISTICS) + 4
+# number of histograms, of bins, bytes of a count; then uint32 [histograms] places, then uint [histograms, bins] counts.
+_COUNTS = struct.Struct("<III")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -113,8 +117,8 @@ class SeriesRecord:
 class BlockRecord:
     """The journal record of one step: the moments of all series.
 
-    `block.series` is a uint32 array [n] of series ids, `block.values` float64 [8, n]; both are read-only. `cursor` is
-    the position behind it.
+    `block.series` is a uint32 array [n] of series ids, `block.values` float64 [8, n]; both are read-only, and so are
+    the arrays of `block.histograms`. `cursor` is the position behind it.
     """
 
     cursor: Cursor
@@ -226,6 +230,21 @@ def encode_block(block: StatBlock) -> list[Any]:
     return [_BLOCK.pack(block.step, block.time_s, num_series, len(STATISTICS)), block.values, block.series]
 
 
+def encode_histograms(histograms: BlockHistograms) -> list[Any]:
+    """Return what follows a block's own bytes where it has histograms, as buffers; nothing is copied.
+
+    Raises:
+        ValueError: The two arrays are not contiguous, or do not belong together.
+    """
+    places, counts = memoryview(histograms.places), memoryview(histograms.counts)
+    if not (places.c_contiguous and counts.c_contiguous) or counts.shape != (places.nbytes // 4, NUM_BINS):
+        raise ValueError(
+            f"histograms need C-contiguous uint32 places [m] and counts [m, {NUM_BINS}], "
+            f"got {places.nbytes} bytes of places and counts of shape {counts.shape}"
+        )
+    return [_COUNTS.pack(*counts.shape, counts.itemsize), histograms.places, histograms.counts]
+
+
 def encode_event(event: RankEvent) -> bytes:
     """Return an event as JSON for the journal.
 
@@ -272,7 +291,7 @@ def _decode_block_record(payload: bytes, cursor: Cursor) -> BlockRecord:
     import numpy as np  # only readers need it; a rank that only writes must not load it for this
 
     step, time_s, num_series, num_statistics = _BLOCK.unpack_from(payload)
-    if num_statistics != len(STATISTICS) or len(payload) != _BLOCK.size + num_series * _ROW_BYTES:
+    if num_statistics != len(STATISTICS) or len(payload) != _block_bytes(payload):
         raise ValueError(f"{len(payload)} bytes for {num_statistics} statistics of {num_series} series")
     values = np.frombuffer(payload, np.dtype("<f8"), num_statistics * num_series, _BLOCK.size)
     series = np.frombuffer(payload, np.dtype("<u4"), num_series, _BLOCK.size + values.nbytes)
@@ -280,6 +299,29 @@ def _decode_block_record(payload: bytes, cursor: Cursor) -> BlockRecord:
         cursor=cursor,
         block=StatBlock(step=step, time_s=time_s, series=series, values=values.reshape(num_statistics, num_series)),
     )
+
+
+def _block_bytes(payload: bytes) -> int:
+    """Return how many bytes the block itself takes at the beginning of its payload."""
+    return int(_BLOCK.size + _BLOCK.unpack_from(payload)[2] * _ROW_BYTES)
+
+
+def _decode_counted_block_record(payload: bytes, cursor: Cursor) -> BlockRecord:
+    import numpy as np
+
+    size = _block_bytes(payload)
+    record = _decode_block_record(payload[:size], cursor)
+    num_histograms, num_bins, count_bytes = _COUNTS.unpack_from(payload, size)
+    begin = size + _COUNTS.size
+    end = begin + num_histograms * (4 + num_bins * count_bytes)
+    if num_bins != NUM_BINS or count_bytes not in (4, 8) or len(payload) != end:
+        raise ValueError(f"{len(payload) - size} bytes for {num_histograms} histograms of {num_bins} bins")
+    places = np.frombuffer(payload, np.dtype("<u4"), num_histograms, begin)
+    if places.size and int(places.max()) >= record.block.series.size:
+        raise ValueError(f"a histogram of place {places.max()} in a block of {record.block.series.size} series")
+    counts = np.frombuffer(payload, np.dtype(f"<u{count_bytes}"), num_histograms * num_bins, begin + places.nbytes)
+    histograms = BlockHistograms(places=places, counts=counts.reshape(num_histograms, num_bins))
+    return BlockRecord(cursor=cursor, block=dataclasses.replace(record.block, histograms=histograms))
 
 
 def _decode_event_record(payload: bytes, cursor: Cursor) -> EventRecord:
@@ -323,4 +365,5 @@ _DECODERS: dict[int, Callable[[bytes, Cursor], Record]] = {
     BLOCK: _decode_block_record,
     EVENT: _decode_event_record,
     END: _decode_end_record,
+    COUNTED_BLOCK: _decode_counted_block_record,
 }

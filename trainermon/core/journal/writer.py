@@ -116,9 +116,13 @@ class JournalWriter:
         """Write the rows of one step; return False if they were skipped.
 
         Raises:
-            ValueError: The block's arrays are not contiguous or do not belong together.
+            ValueError: The arrays of the block or of its histograms are not contiguous or do not belong together.
         """
-        return self._append(frames.BLOCK, frames.encode_block(block))
+        if block.histograms is None:
+            return self._append(frames.BLOCK, frames.encode_block(block))
+        return self._append(
+            frames.COUNTED_BLOCK, [*frames.encode_block(block), *frames.encode_histograms(block.histograms)]
+        )
 
     def append_event(self, event: RankEvent) -> bool:
         """Write an event as JSON, where non-finite numbers are text; return False if it was skipped."""

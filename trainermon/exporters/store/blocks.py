@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,16 @@ import numpy.typing as npt
 
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Header
-from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.values import (
+    NUM_BINS,
+    STATISTICS,
+    BlockHistograms,
+    Coordinates,
+    Kind,
+    Placement,
+    SeriesKey,
+    StatBlock,
+)
 from trainermon.exporters.store.segments import (
     COLUMNS,
     SERIES_COLUMNS,
@@ -87,11 +96,12 @@ def read_segment_blocks(
 
     `where` is an SQL condition on its columns: of the others, rows and series are left out.
     """
-    series, columns = _read_segment(path, where)
-    order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
+    series, columns, counts = _read_segment(path, where)
+    order = _order(columns)
     places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])
     values = np.stack([columns[name][order] for name in STATISTICS])
     ids = columns["id"][order].astype(np.uint32)
+    histograms = np.flatnonzero(columns["is_counted"][order])
     starts = np.flatnonzero(np.r_[len(ids) > 0, (places[:, 1:] != places[:, :-1]).any(axis=0)])
     headers: dict[tuple[int, int], Header] = {}
     for start, end in zip(starts, np.r_[starts, len(ids)][1:], strict=True):
@@ -104,25 +114,56 @@ def read_segment_blocks(
                 time_s=float(columns["time_s"][order[start]]),
                 series=ids[start:end],
                 values=np.ascontiguousarray(values[:, start:end]),
+                histograms=_histograms(histograms, counts, int(start), int(end)),
             ),
         )
 
 
-def _read_segment(path: Path, where: str) -> tuple[list[tuple[SeriesKey, Placement]], dict[str, npt.NDArray[Any]]]:
-    """Return all series of the segment, and its rows as columns, whose `id` counts the series."""
+def _order(columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
+    return np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
+
+
+def _histograms(
+    rows: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], start: int, end: int
+) -> BlockHistograms | None:
+    """Return the histograms of the rows from `start` to `end`; `counts` are those of `rows`, which are ascending."""
+    first, last = np.searchsorted(rows, (start, end))
+    if first == last:
+        return None
+    return BlockHistograms(places=(rows[first:last] - start).astype(np.uint32), counts=counts[first:last])
+
+
+def _read_segment(
+    path: Path, where: str
+) -> tuple[list[tuple[SeriesKey, Placement]], dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]:
+    """Return all series of the segment, its rows as columns, and its histograms, int64 `[n, 128]`.
+
+    Of the columns, `id` counts the series, and `is_counted` says which rows have a histogram; these are in the order of
+    attempt, step, rank and series.
+    """
     import duckdb
 
     moments = ", ".join(f"rows.{name}::DOUBLE AS {name}" for name in STATISTICS)
     same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
+    joined = f"FROM {scan([path])} AS rows JOIN series ON {same}"
     try:
         with connect() as connection:
             series = _read_series(connection, path, where)
             rows = connection.execute(
-                f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
-            )
-            return series, rows.fetchnumpy()
+                f"SELECT id, attempt, rank, step, time_s, histogram IS NOT NULL AS is_counted, {moments} {joined}"
+            ).fetchnumpy()
+            counts = _read_counts(connection, joined) if rows["is_counted"].any() else np.zeros((0, NUM_BINS), np.int64)
+            return series, rows, counts
     except (OSError, duckdb.Error) as error:
         raise StoreError(f"{path}: the segment cannot be read: {error}") from error
+
+
+def _read_counts(connection: duckdb.DuckDBPyConnection, joined: str) -> npt.NDArray[np.int64]:
+    bins = ", ".join(f"histogram[{number}] AS bin{number}" for number in range(1, NUM_BINS + 1))
+    counted = connection.execute(
+        f"SELECT id, attempt, rank, step, {bins} {joined} WHERE histogram IS NOT NULL"
+    ).fetchnumpy()
+    return np.stack([counted[f"bin{number}"] for number in range(1, NUM_BINS + 1)], axis=1)[_order(counted)]
 
 
 def _read_series(connection: duckdb.DuckDBPyConnection, path: Path, where: str) -> list[tuple[SeriesKey, Placement]]:

@@ -41,9 +41,10 @@ _UNKNOWN_COLUMN = re.compile(
 )
 _NOTES = """\
 stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
-steps has one row per step, step_values one per step and rank. Their values are NaN where an element was NaN, else inf
-where one was infinite, of either sign; and NULL where nothing was recorded. The page calls both "not
-finite". In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
+histograms has one row per bin that has elements, where histograms were taken: count elements from low to high, both
+NULL for those that are not finite. steps has one row per step, step_values one per step and rank. Their values are
+NaN where an element was NaN, else inf where one was infinite, of either sign; and NULL where nothing was recorded.
+The page calls both "not finite". In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
 """
 _EXAMPLES = """\
 Examples:
@@ -60,6 +61,10 @@ Examples:
 
   SELECT step, sqrt(sum(sum_sq)) AS norm FROM stats
   WHERE kind = 'update' AND in_global_norm GROUP BY step ORDER BY step;
+
+  SELECT step, low, high, sum(count) AS count FROM histograms
+  WHERE kind = 'grad_reduced' AND in_global_norm
+  GROUP BY ALL ORDER BY step, low;
 
   FROM alerts ORDER BY time_s;
 """

@@ -1,7 +1,8 @@
 """Keeps a node's segments within their budget: full detail for a while, then ever wider windows of steps.
 
 Moments merge over steps as they merge over ranks: sums and counts add up, extrema stay, so that nothing that was not
-finite is ever lost; a row then stands for `num_steps` steps and bears the number and time of the last one. Small
+finite is ever lost; a row then stands for `num_steps` steps and bears the number and time of the last one. So do the
+histograms of those of its steps that have one. Small
 neighbours are joined as they are, because every file costs every query some time.
 
 A merge is a new segment whose range covers its inputs (see `segments`), so it may be interrupted at any point, and run
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainermon.core.errors import StoreError
+from trainermon.core.values import NUM_BINS
 from trainermon.exporters.store.blocks import read_rows
 from trainermon.exporters.store.damaged import set_aside_truncated, set_aside_unreadable
 from trainermon.exporters.store.segments import (
@@ -184,7 +186,9 @@ def _merge(directory: Path, run: Sequence[_OldSegment], factor: int, superseded_
         if factor > 1:
             window_steps *= factor * (_interval(connection, rows) if window_steps == 1 else 1)
             rows = f"({_merged_over_steps(rows, window_steps, superseded_from)})"
-        connection.execute(f"CREATE TABLE merged AS FROM {rows} ORDER BY {', '.join(_ORDER)}")
+        connection.execute(
+            f"CREATE TABLE merged AS SELECT {', '.join(COLUMNS)} FROM {rows} ORDER BY {', '.join(_ORDER)}"
+        )
         ((num_rows,),) = connection.execute("SELECT count(*) FROM merged").fetchall()
         metadata = dataclasses.replace(
             run[-1].metadata,
@@ -215,9 +219,19 @@ def _merged_over_steps(rows: str, window_steps: int, superseded_from: Mapping[in
     merged = {"min": "min(min)", "max": "max(max)", "step": "max(step)", "time_s": "max(time_s)"}
     added = ("count", "sum", "sum_sq", "zeros", "nans", "infs", "num_steps")
     merged |= {name: f"sum({name})::{COLUMNS[name]}" for name in added}
-    columns = ", ".join(f"{merged[name]} AS {name}" if name in merged else name for name in COLUMNS)
-    same = ", ".join((*SERIES_COLUMNS, "attempt", "rank"))
-    return f"SELECT {columns} FROM {rows} AS rows GROUP BY {same}, rows.step // {window_steps:d}, {is_repeated}"
+    same = (*SERIES_COLUMNS, "attempt", "rank", "time_window", "is_repeated")
+    columns = ", ".join(f"{merged[name]} AS {name}" if name in merged else name for name in (*same, *merged))
+    bins = ", ".join(f"sum(histogram[{number}])::BIGINT" for number in range(1, NUM_BINS + 1))
+    keys = " AND ".join(f"merged.{name} IS NOT DISTINCT FROM counted.{name}" for name in same)
+    # Few rows have a histogram: 128 sums for each group of all rows would be far more than the memory that there is.
+    return (
+        f"WITH windowed AS (SELECT *, step // {window_steps:d} AS time_window, {is_repeated} AS is_repeated"
+        f" FROM {rows}),"
+        f" merged AS (SELECT {columns} FROM windowed GROUP BY {', '.join(same)}),"
+        f" counted AS (SELECT {', '.join(same)}, [{bins}] AS histogram FROM windowed WHERE histogram IS NOT NULL"
+        f" GROUP BY {', '.join(same)})"
+        f" SELECT merged.*, counted.histogram FROM merged LEFT JOIN counted ON {keys}"
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ _ATTEMPTS = 5
 _MAGIC = b"PAR1"
 _MIN_BYTES = 12
 
-# The identity of a series and of a row, then the moments, then how many steps a row stands for.
+# The identity of a series and of a row, then the moments, then how many steps a row stands for, then the histogram.
 COLUMNS: Mapping[str, str] = {
     "kind": "VARCHAR",
     "name": "VARCHAR",
@@ -68,6 +68,7 @@ COLUMNS: Mapping[str, str] = {
     "nans": "BIGINT",
     "infs": "BIGINT",
     "num_steps": "INTEGER",
+    "histogram": "BIGINT[]",
 }
 SERIES_COLUMNS = tuple(COLUMNS)[:10]
 

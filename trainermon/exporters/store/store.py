@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Header
-from trainermon.core.values import STATISTICS, Placement, SeriesKey, StatBlock
+from trainermon.core.values import NUM_BINS, STATISTICS, BlockHistograms, Placement, SeriesKey, StatBlock
 from trainermon.exporters.store.damaged import damaged, set_aside_truncated
 from trainermon.exporters.store.refused import culprits, set_aside
 from trainermon.exporters.store.segments import (
@@ -52,6 +52,13 @@ MAX_COUNT = 1 << 53
 
 _COUNTS = frozenset({"count", "zeros", "nans", "infs"})
 
+_BINS = [f"bin{number}" for number in range(NUM_BINS)]
+_ROWS = "SELECT *, 1 AS num_steps, NULL::BIGINT[] AS histogram FROM moments JOIN series USING (id)"
+_ROWS_AND_COUNTS = (
+    "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
+    f" LEFT JOIN (SELECT place, [{', '.join(_BINS)}] AS histogram FROM counts) USING (place)"
+)
+
 
 class _SeriesEntry(NamedTuple):
     """What a row says about its series; two ranks share an entry if they agree on all of it."""
@@ -72,6 +79,7 @@ class _BlockPart(NamedTuple):
     time_s: float
     ids: Integers
     values: Floats
+    histograms: BlockHistograms | None = None
 
 
 class _WriterDatabase:
@@ -105,9 +113,15 @@ class _WriterDatabase:
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
         try:
             connection, places = self._prepare(series)
-            connection.register("moments", _columns(parts, places))
-            yield connection, "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
+            parts = sorted(parts, key=lambda part: part[:3])
+            ids = places[np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])]
+            order = np.argsort(ids, kind="stable")
+            connection.register("moments", {"id": ids[order], **_columns(parts, order)})
+            connection.register("counts", _counts(parts, order))
+            has_counts = any(part.histograms is not None for part in parts)
+            yield connection, _ROWS_AND_COUNTS if has_counts else _ROWS
             connection.unregister("moments")
+            connection.unregister("counts")
         except BaseException:  # an interrupt too leaves the database in an unknown state; it goes on
             self._connection = None
             raise
@@ -258,10 +272,12 @@ class SegmentWriter:
             return
         values = np.asarray(block.values, np.float64)
         rank = header.coordinates.rank
-        part = _BlockPart(header.attempt, rank, block.step, block.time_s, self._ids_of(header, keys)[series], values)
+        ids = self._ids_of(header, keys)[series]
+        part = _BlockPart(header.attempt, rank, block.step, block.time_s, ids, values, block.histograms)
         self._parts.append(part)
         self.num_rows += len(series)
         self.size_bytes += values.nbytes + part.ids.nbytes
+        self.size_bytes += 0 if block.histograms is None else np.asarray(block.histograms.counts).nbytes
 
     def seal(self, positions: Mapping[int, JournalPosition]) -> SegmentBatch | None:
         """Return everything added so far as a batch that also says that the journals are stored up to `positions`.
@@ -335,7 +351,13 @@ def read_cursors(directory: Path) -> dict[int, JournalPosition]:
 
 
 def _of_rows(part: _BlockPart, chosen: npt.NDArray[np.bool_]) -> _BlockPart:
-    return part._replace(ids=part.ids[chosen], values=part.values[:, chosen])
+    histograms = part.histograms
+    if histograms is not None:
+        places = np.asarray(histograms.places)
+        kept = chosen[places]
+        places = (np.cumsum(chosen) - 1)[places[kept]]
+        histograms = BlockHistograms(places=places, counts=np.asarray(histograms.counts)[kept])
+    return part._replace(ids=part.ids[chosen], values=part.values[:, chosen], histograms=histograms)
 
 
 def _told(part: _BlockPart, series: Sequence[_SeriesEntry]) -> dict[str, Any]:
@@ -376,19 +398,31 @@ def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Seri
     )
 
 
-def _columns(parts: Sequence[_BlockPart], places: Integers) -> dict[str, npt.NDArray[Any]]:
-    """Return the rows sorted by series (`id`, its place in sorted order), then by attempt, rank and step."""
-    parts = sorted(parts, key=lambda part: part[:3])
-    ids = places[np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])]
-    order = np.argsort(ids, kind="stable")
+def _columns(parts: Sequence[_BlockPart], order: npt.NDArray[np.intp]) -> dict[str, npt.NDArray[Any]]:
+    """Return the rows of the parts in `order`, and the place of each in it."""
     sizes = [len(part.ids) for part in parts]
-    columns: dict[str, npt.NDArray[Any]] = {"id": ids[order]}
+    columns: dict[str, npt.NDArray[Any]] = {"place": np.arange(len(order))}
     for name, dtype in (("attempt", np.int32), ("rank", np.int32), ("step", np.int64), ("time_s", np.float64)):
         columns[name] = np.repeat(np.array([getattr(part, name) for part in parts], dtype), sizes)[order]
     for row, name in enumerate(STATISTICS):
         column = np.concatenate([np.zeros(0), *(part.values[row] for part in parts)])[order]
         columns[name] = _as_count(column) if name in _COUNTS else column
     return columns
+
+
+def _counts(parts: Sequence[_BlockPart], order: npt.NDArray[np.intp]) -> dict[str, npt.NDArray[Any]]:
+    """Return the histograms of the parts, one column for each bin, with the place of their row in `order`."""
+    place_of = np.empty(len(order), np.int64)
+    place_of[order] = np.arange(len(order))
+    places, counts = [np.zeros(0, np.int64)], [np.zeros((0, NUM_BINS), np.int64)]
+    begin = 0
+    for part in parts:
+        if part.histograms is not None:
+            places.append(place_of[begin + np.asarray(part.histograms.places, np.int64)])
+            counts.append(np.asarray(part.histograms.counts).astype(np.int64))
+        begin += len(part.ids)
+    columns = np.ascontiguousarray(np.concatenate(counts).T)
+    return {"place": np.concatenate(places), **dict(zip(_BINS, columns, strict=True))}
 
 
 def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _SeriesEntry:

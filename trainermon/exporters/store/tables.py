@@ -1,7 +1,7 @@
 """A run directory as SQL tables, while the run is on and after it.
 
-`stats` and `all_stats` have a row per series, rank and step, `steps` and `step_values` one per step, `alerts` one per
-change of an alert's state.
+`stats` and `all_stats` have a row per series, rank and step, `histograms` one per bin of these that has elements,
+`steps` and `step_values` one per step, `alerts` one per change of an alert's state.
 """
 
 # ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,17 @@ from trainermon.core.derived import SQL
 from trainermon.core.errors import StoreError
 from trainermon.core.ledger import Ledger
 from trainermon.core.private_files import make_private_directory
-from trainermon.exporters.store.segments import connect, cover, is_whole, quoted, read_metadata, scan, sql_path
+from trainermon.core.values import BIN_BOUNDS, NUM_BINS
+from trainermon.exporters.store.segments import (
+    SERIES_COLUMNS,
+    connect,
+    cover,
+    is_whole,
+    quoted,
+    read_metadata,
+    scan,
+    sql_path,
+)
 from trainermon.exporters.store.step_tables import STEP_VALUES, STEPS
 
 if TYPE_CHECKING:
@@ -69,6 +80,7 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     connection.execute(f"SET threads = {threads:d}")
     connection.execute(f"CREATE VIEW steps AS {STEPS}")
     connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
+    connection.execute(f"CREATE VIEW histograms AS {_histograms()}")
     _create_alerts(connection, sorted(run_dir.glob("nodes/*/alerts.jsonl")))
     return connection
 
@@ -197,6 +209,21 @@ def _spill_directory() -> Path | None:
         logger.warning("a query that does not fit into memory will fail: %s", error)
         return None
     return folder
+
+
+def _histograms() -> str:
+    """Return the SQL of the bins of all histograms in `stats`, without those that are empty."""
+    identity = ", ".join((*SERIES_COLUMNS, "attempt", "rank", "step", "time_s", "num_steps"))
+    bounds = ", ".join(f"({bin}, {_double(low)}, {_double(high)})" for bin, (low, high) in enumerate(BIN_BOUNDS))
+    return (
+        f"SELECT {identity}, low, high, found AS count FROM (SELECT {identity}, unnest(histogram) AS found,"
+        f" unnest(range({NUM_BINS})) AS bin FROM stats WHERE histogram IS NOT NULL)"
+        f" JOIN (VALUES {bounds}) AS bounds(bin, low, high) USING (bin) WHERE found > 0"
+    )
+
+
+def _double(value: float) -> str:
+    return "NULL::DOUBLE" if math.isnan(value) else f"'{value!r}'::DOUBLE"
 
 
 def _create_alerts(connection: duckdb.DuckDBPyConnection, logs: Iterable[Path]) -> None:

@@ -64,6 +64,8 @@ def check_against_model(config: MonitorConfig, training: CellTraining, coordinat
         raise ConfigError("cc_distribution.enable is true, but collectives of MindSpore are not seen: set it to false")
     if config.gradient_signs.level is not None:
         raise ConfigError("gradient_signs.level is set, but it is not available for MindSpore: leave it out")
+    if config.histograms.kinds:
+        raise ConfigError("histograms.kinds is set, but histograms are not available for MindSpore: leave it out")
     if config.framework not in (None, training.framework):
         raise ConfigError(f"framework: found {config.framework!r}, expected 'mindspore' or nothing for this model")
     if config.mv_distribution and not training.states():

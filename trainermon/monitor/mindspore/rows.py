@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from mindspore import Tensor
@@ -37,6 +37,18 @@ class HostSlab:
         first = self._extend(len(tensors))
         self._moments.write(tensors, self._table, first)
         return first
+
+    def count(self, rows: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Take no histograms: MindSpore's configuration cannot ask for them."""
+
+    def has_histogram(self, row: int) -> bool:
+        """Whether a row was given a histogram: none was."""
+        del row
+        return False
+
+    def histograms(self) -> tuple[Mapping[int, int], Rows]:
+        """Return the histograms that there are: none."""
+        return {}, self._table[:0]
 
     def copy_rows(self, first: int, count: int) -> Rows:
         """Return a copy of rows taken earlier, float64 `[count, 8]`."""

@@ -78,7 +78,8 @@ def _check_micro_gradients(training: Training) -> None:
 def _check_targets(config: MonitorConfig, training: Training) -> None:
     stages = [(p.name, p.stage) for p in training.parameters] + [(m.name, m.stage) for m in training.modules]
     names = [name for name, _ in stages]
-    for key, target in [("targets", one) for one in config.targets] + [("exclude", one) for one in config.exclude]:
+    lists = {"targets": config.targets, "exclude": config.exclude, "histograms.targets": config.histograms.targets}
+    for key, target in [(key, one) for key, targets in lists.items() for one in targets]:
         if not any(chosen(name, [target], stage) for name, stage in stages):
             raise ConfigError(f"{key}: {target!r} names no module or parameter of the model; {advice(target, names)}")
 

@@ -22,6 +22,7 @@ from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import CompiledRegions
 from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
+from trainermon.monitor.taps.histograms import ChosenHistograms
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
@@ -84,6 +85,8 @@ class TapCollection:
         )
         self._values = StepValues(training, collector)
         self._signs = context.signs(config.gradient_signs)
+        chosen_histograms = ChosenHistograms(config.histograms, collector.table, step_interval=config.step_interval)
+        collector.histograms = chosen_histograms if config.histograms.kinds else None
         self._features = FeatureTaps(training.modules, collector, steps, guard, config)
         self._structure = StructureRecorder(
             modules, steps, guard, context.structure(), structure=config.print_struct, stacks=config.stack_info

@@ -157,7 +157,7 @@ class GradientTaps:
         self._is_taken = first >= 0
         if not self._training.reduces:
             for row, i in enumerate(present, start=first):
-                self._collector.share(self._unreduced[i], row)
+                self._collector.share(self._unreduced[i], row, gradients[i])
         return self._is_taken
 
     def _take_written(self) -> None:
@@ -196,7 +196,7 @@ class GradientTaps:
         if self._steps.muted or parameter.grad is None or not self._is_last(index):
             return
         row = self._collector.take((self._reduced[index],), (parameter.grad,))
-        self._collector.share(self._unreduced[index], row)
+        self._collector.share(self._unreduced[index], row, parameter.grad)
         if row >= 0:
             self._taken_when_final.add(index)
 

@@ -176,7 +176,7 @@ class ModuleTaps:
             if seen.row < 0:
                 seen.row = self._take(series, tensor)
             else:
-                self._collector.share(series, seen.row)
+                self._collector.share(series, seen.row, tensor)
         if self._backward and tensor.requires_grad and torch.is_grad_enabled():
             if not seen.gradient_series:
                 # torch 2.13 dies in register_hook on a view whose base was written to through another view, unless its
@@ -204,7 +204,7 @@ class ModuleTaps:
             self._seen_gradients.append(seen)
             del self._seen_gradients[:-MEMORY]
         for number in series:
-            self._collector.share(number, seen.row)
+            self._collector.share(number, seen.row, gradient)
 
     def _take(self, series: int, tensor: Tensor) -> int:
         try:

@@ -13,14 +13,14 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
-from trainermon.core.values import STATISTICS, Placement, SeriesKey, StatBlock
+from trainermon.core.values import STATISTICS, BlockHistograms, Placement, SeriesKey, StatBlock
 
 T = TypeVar("T")
 
@@ -38,6 +38,12 @@ class RowSlab(Protocol):
     def take(self, tensors: Sequence[Any]) -> int:
         """Compute the moments of tensors into the next rows; return the index of the first."""
 
+    def count(self, rows: Sequence[int], tensors: Sequence[Any]) -> None:
+        """Give rows taken earlier the histograms of their tensors too."""
+
+    def has_histogram(self, row: int) -> bool:
+        """Whether a row was given a histogram."""
+
     def copy_rows(self, first: int, count: int) -> Any:
         """Return a copy of rows taken earlier."""
 
@@ -52,6 +58,9 @@ class RowSlab(Protocol):
 
     def rows(self) -> Any:
         """Return the rows on the host."""
+
+    def histograms(self) -> tuple[Mapping[int, int], Any]:
+        """Return by row the place of its histogram, and these on the host."""
 
 
 class RowSlabRing(Protocol):
@@ -101,6 +110,16 @@ class SeriesNumbers:
             self._num_written = len(self.keys)
 
 
+class HistogramChoice(Protocol):
+    """Interface of the choice of histograms; `histograms.ChosenHistograms` is one by a configuration."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether histograms are taken on `step`."""
+
+    def wants(self, series: int) -> bool:
+        """Whether the series with this number has one."""
+
+
 class _StepRows(NamedTuple):
     """What was taken for one step: its slab if it has one, the rows in it by series, and numbers of the host."""
 
@@ -125,6 +144,7 @@ class RowCollector:
         refused: Tensors that were not read because a CUDA graph was being captured; the log and the journal say so
             once. What is read then would be read at every replay of the graph.
         latest: The newest step that was written.
+        histograms: Which series have a histogram on which steps; None: none on any.
     """
 
     def __init__(self, ring: RowSlabRing, journal: JournalWriter, is_capturing: Callable[[], bool]) -> None:
@@ -132,6 +152,7 @@ class RowCollector:
         self.muted = False
         self.refused = 0
         self.latest: StatBlock | None = None
+        self.histograms: HistogramChoice | None = None
         self._is_capturing = is_capturing
         self._ring = ring
         self._journal = journal
@@ -193,12 +214,24 @@ class RowCollector:
             self._rows[series[0]] = first
         else:
             self._rows.update(zip(series, range(first, first + len(tensors)), strict=True))
+        if self.histograms is not None and self.histograms.is_due(self._step):
+            counted = [place for place, number in enumerate(series) if self.histograms.wants(number)]
+            if counted:
+                slab.count([first + place for place in counted], [tensors[place] for place in counted])
         return first
 
-    def share(self, series: int, row: int) -> None:
-        """Give the series number `series` the row `row` of another series of this step: it is the same tensor."""
-        if row >= 0 and not self.muted:
-            self._rows[series] = row
+    def share(self, series: int, row: int, tensor: Any = None) -> None:
+        """Give the series number `series` the row `row` of another series of this step: it is the same tensor.
+
+        Where only the new series has a histogram, that of `tensor` is taken now.
+        """
+        if row < 0 or self.muted:
+            return
+        self._rows[series] = row
+        if self.histograms is None or tensor is None or self._slab is None or self._slab.has_histogram(row):
+            return
+        if self.histograms.is_due(self._step) and self.histograms.wants(series):
+            self._slab.count((row,), (tensor,))
 
     def move(self, series: int, to: int | None) -> None:
         """Give the row that `series` has in this step to the series `to`, whose own is replaced.
@@ -271,7 +304,7 @@ class RowCollector:
         for slab in self._ring.flush() if wait else self._ring.ready():
             rows, scalars = self._sealed.popleft()
             self.table.write_new(self._journal)
-            self.latest = _block(slab, rows, scalars)
+            self.latest = _block(slab, rows, scalars, self.histograms)
             self._journal.append_block(self.latest)
             self._ring.put_back(slab)
 
@@ -311,14 +344,29 @@ def _move(taken: dict[int, T], series: int, to: int | None) -> None:
             taken[to] = value
 
 
-def _block(slab: RowSlab, rows: dict[int, int], scalars: dict[int, float]) -> StatBlock:
+def _block(slab: RowSlab, rows: dict[int, int], scalars: dict[int, float], choice: HistogramChoice | None) -> StatBlock:
     values = np.empty((len(STATISTICS), len(rows) + len(scalars)))
     if rows:
         values[:, : len(rows)] = np.asarray(slab.rows())[[*rows.values()]].T
     if scalars:
         values[:, len(rows) :] = np.array([_scalar_row(value) for value in scalars.values()]).T
     series = np.array([*rows, *scalars], np.uint32)
-    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values)
+    histograms = None if choice is None else _histograms(slab, rows, choice)
+    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values, histograms=histograms)
+
+
+def _histograms(slab: RowSlab, rows: dict[int, int], choice: HistogramChoice) -> BlockHistograms | None:
+    """Return the histograms of the rows whose series have one, with counts as narrow as they may be."""
+    taken, counts = slab.histograms()
+    found = [
+        (place, taken[row]) for place, (number, row) in enumerate(rows.items()) if row in taken and choice.wants(number)
+    ]
+    if not found:
+        return None
+    places, counted = np.array(found, np.intp).T
+    chosen = np.asarray(counts)[counted]
+    narrow = np.uint32 if chosen.max() < 1 << 32 else np.uint64
+    return BlockHistograms(places=places.astype(np.uint32), counts=chosen.astype(narrow))
 
 
 def _scalar_row(value: float) -> list[float]:
