@@ -105,11 +105,11 @@ def _way_of(device: torch.device) -> Way:
     if device.type == "cpu":
         return torch_counts.count_on_cpu
     if device.type == "cuda" and os.environ.get("TRAINERMON_KERNEL") != "torch":
-        return _Triton()
+        return _TritonCounts()
     return torch_counts.count_by_sorting
 
 
-class _Triton:
+class _TritonCounts:
     """The Triton kernel, loaded at the first call; torch calls from its first failure on."""
 
     def __init__(self) -> None:
