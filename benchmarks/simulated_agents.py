@@ -12,10 +12,11 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from aiohttp import web
+from benchmarks.many_servers import Answer, ManyServers
 
 FIRST_STEP = 100
 
@@ -121,47 +122,43 @@ class SimulatedAgent:
 
 async def start(
     num_agents: int, num_ranks: int, steps_per_s: float, note: Callable[[Any], None]
-) -> tuple[web.AppRunner, dict[int, SimulatedAgent]]:
+) -> tuple[ManyServers, dict[int, SimulatedAgent]]:
     """Start the agents; return what serves them, to be cleaned up at the end, and each one by its port."""
     agents: dict[int, SimulatedAgent] = {}
 
-    async def states(request: web.Request) -> web.Response:
-        return web.json_response(agents[_port(request)].states())
+    def answer(port: int, method: str, path: str, body: bytes) -> Answer | Awaitable[Answer]:
+        agent, url = agents[port], urllib.parse.urlsplit(path)
+        asked = dict(urllib.parse.parse_qsl(url.query))
+        match method, url.path:
+            case "GET", "/api/v1/ranks":
+                return _json(agent.states())
+            case "GET", "/api/v1/evidence":
+                return _json({"ranks": agent.evidence})
+            case "GET", "/api/v1/checksums":
+                return _json(agent.digests(int(asked["after"])))
+            case "GET", "/api/v1/copies":
+                return _json(agent.copies(int(asked["step"]), asked["group"]))
+            case "POST", "/api/v1/escalations":
+                return _escalate(agent, json.loads(body))
+        return _json({"detail": f"no {method} {url.path}"}, status=404)
 
-    async def escalate(request: web.Request) -> web.Response:
-        agent = agents[_port(request)]
-        await asyncio.sleep(agent.delay_s())
-        status, answer = agent.escalate(await request.json())
-        return web.json_response(answer, status=status)
-
-    async def evidence(request: web.Request) -> web.Response:
-        return web.json_response({"ranks": agents[_port(request)].evidence})
-
-    async def checksums(request: web.Request) -> web.Response:
-        return web.json_response(agents[_port(request)].digests(int(request.query["after"])))
-
-    async def copies(request: web.Request) -> web.Response:
-        return web.json_response(agents[_port(request)].copies(int(request.query["step"]), request.query["group"]))
-
-    application = web.Application()
-    application.router.add_get("/api/v1/checksums", checksums)
-    application.router.add_get("/api/v1/copies", copies)
-    application.router.add_get("/api/v1/ranks", states)
-    application.router.add_get("/api/v1/evidence", evidence)
-    application.router.add_post("/api/v1/escalations", escalate)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    for number in range(num_agents):
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        agents[runner.addresses[-1][1]] = SimulatedAgent(
+    servers = ManyServers(answer)
+    await servers.start(num_agents)
+    for number, port in enumerate(servers.ports):
+        agents[port] = SimulatedAgent(
             number, num_agents=num_agents, num_ranks=num_ranks, steps_per_s=steps_per_s, note=note
         )
-    return runner, agents
+    return servers, agents
 
 
-def _port(request: web.Request) -> int:
-    assert request.transport is not None
-    return int(request.transport.get_extra_info("sockname")[1])
+async def _escalate(agent: SimulatedAgent, order: Mapping[str, Any]) -> Answer:
+    await asyncio.sleep(agent.delay_s())
+    status, answer = agent.escalate(order)
+    return _json(answer, status=status)
+
+
+def _json(value: Any, *, status: int = 200) -> Answer:
+    return status, "application/json", json.dumps(value).encode()
 
 
 def _print(value: Any) -> None:

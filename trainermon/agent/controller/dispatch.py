@@ -165,11 +165,12 @@ class EscalationDispatcher:
     async def _await_reports(self, escalation: EscalationRecord, plan: EscalationPlan) -> None:
         """Wait until every rank that was told has reported, or can no more."""
         deadline_s = time.monotonic() + REPORT_LIMIT_S
+        planned = frozenset(plan.ranks)
         while True:
             agents = self._fleet.of_run(escalation.request.run)
             reports = [agent.report for agent in agents if agent.report]
             for report in reports:
-                escalation.coverage |= {r: s for r, s in report.dumps.get(plan.id, {}).items() if r in plan.ranks}
+                escalation.coverage |= {r: s for r, s in report.dumps.get(plan.id, {}).items() if r in planned}
             waiting = [rank for rank, status in escalation.coverage.items() if status == OrderReceipt.ORDERED.value]
             living = {rank for report in reports if report.attempt == plan.attempt for rank in report.living_ranks}
             if not living.intersection(waiting) or time.monotonic() > deadline_s:

@@ -88,7 +88,7 @@ def make_plan(
         now_s: Monotonic time, by which the steps of agents that do not answer are extrapolated.
     """
     living = living_ranks(agents)
-    chosen = tuple(sorted(rank for rank in living if request.ranks is None or rank in request.ranks))
+    chosen = tuple(sorted(living if request.ranks is None else living.keys() & request.ranks))
     if not chosen:
         return None
     reports = [agent.report for agent in agents if agent.report]
@@ -129,10 +129,11 @@ def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tup
 
     Ranks that no agent has are left out. An agent that was restarted has another address, but still its ranks.
     """
+    wanted = frozenset(ranks)
     assigned: dict[str, tuple[int, ...]] = {}
     for agent in agents:
-        its_ranks = {state.rank for state in agent.report.ranks} if agent.report else set()
-        of_agent = tuple(rank for rank in ranks if rank in its_ranks)
+        its_ranks = (state.rank for state in agent.report.ranks) if agent.report else ()
+        of_agent = tuple(sorted(wanted.intersection(its_ranks)))
         if of_agent:
             assigned[agent.target.url] = of_agent
     return assigned
