@@ -4,9 +4,9 @@
     python -m benchmarks.bench_soak --steps 3000 --up-s 3 --down-s 3
 
 One rank trains a tiny model, at most `--rate` steps a second, so that everything behind it is at work all the time. A
-real InfluxDB and a real Pushgateway are stopped and started meanwhile; store, csv, TensorBoard, MindFormers, MLflow and Weights & Biases (offline) are written beside them. The slope is
-that of the least squares line through the second half of the samples: caches are full by then. It ends with status 1
-where a step is missing or twice in any form.
+real InfluxDB and a real Pushgateway are stopped and started meanwhile; store, csv, TensorBoard, MindFormers, MLflow and
+Weights & Biases (offline) are written beside them. The slope is that of the least squares line through the second half
+of the samples: caches are full by then. It ends with status 1 where a step is missing or twice in any form.
 """
 
 from __future__ import annotations
