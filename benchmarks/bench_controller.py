@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_controller                      # about 40 seconds
     python -m benchmarks.bench_controller --agents 16 --seconds 5
+    python -m benchmarks.bench_controller --agents 1280 --poll-s 1 10 100 --repeats 1
 
 The controller runs as it does in production, as a process of its own; the agents are simulated, in another process. One
 page asks it every two seconds, and a Prometheus every fifteen. CPU time is what other load on the machine hardly moves.
@@ -34,28 +35,39 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8, help="of each agent")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--poll-s", type=float, nargs="+", default=[1.0], help="seconds between two questions")
     args = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as name,
-        _agents(Path(name), args.agents, args.ranks) as (notes, addresses),
-        _controller(Path(name), addresses) as (pid, url),
-    ):
-        loads = [_load(pid, url, args.seconds) for _ in range(args.repeats)]
-        delays_ms = [1e3 * _escalate(url, notes, number, args.agents) for number in range(3)]
-        rss_mb = _rss_bytes(pid) / 1e6
-    middle, low, high = statistics.median(loads), min(loads), max(loads)
-    print(f"{args.agents} agents of {args.ranks} ranks, asked once a second, {args.repeats} x {args.seconds:g} s")
-    print(f"CPU of the controller   {middle:.2%} of a core [{low:.2%}-{high:.2%}]")
-    print(f"resident memory         {rss_mb:.0f} MB")
-    print(f"webhook to last agent   {statistics.median(delays_ms):.0f} ms [{min(delays_ms):.0f}-{max(delays_ms):.0f}]")
+    with tempfile.TemporaryDirectory() as name, simulated_agents(Path(name), args.agents, args.ranks) as found:
+        for poll_s in args.poll_s:
+            _measure(Path(name) / f"{poll_s:g}", *found, poll_s, args)
     return 0
 
 
+def _measure(folder: Path, notes: Path, addresses: list[str], poll_s: float, args: argparse.Namespace) -> None:
+    folder.mkdir()
+    with started_controller(folder, addresses, poll_s=poll_s) as (pid, url):
+        seconds = max(args.seconds, poll_s)
+        loads = [_load(pid, url, seconds) for _ in range(args.repeats)]
+        before_s = cpu_s(pid)
+        delays_ms = [1e3 * _escalate(url, notes, f"{poll_s:g}-{number}", args.agents) for number in range(3)]
+        order_s = (cpu_s(pid) - before_s) / 3
+        rss_mb = _rss_bytes(pid) / 1e6
+    middle, low, high = statistics.median(loads), min(loads), max(loads)
+    print(f"{args.agents} agents of {args.ranks} ranks, asked every {poll_s:g} s, {args.repeats} x {seconds:g} s")
+    print(f"CPU of the controller   {middle:.2%} of a core [{low:.2%}-{high:.2%}], one page and a Prometheus included")
+    print(f"resident memory         {rss_mb:.0f} MB")
+    print(f"CPU of an escalation    {1e3 * order_s:.0f} ms, and what else there is to do meanwhile")
+    print(f"webhook to last agent   {statistics.median(delays_ms):.0f} ms [{min(delays_ms):.0f}-{max(delays_ms):.0f}]")
+
+
 @contextlib.contextmanager
-def _agents(folder: Path, num_agents: int, num_ranks: int) -> Iterator[tuple[Path, list[str]]]:
+def simulated_agents(
+    folder: Path, num_agents: int, num_ranks: int, *, troubled: bool = False
+) -> Iterator[tuple[Path, list[str]]]:
+    """Start agents in another process; give the file with the orders that they take, and their addresses."""
     path = folder / "agents"
     with path.open("wb") as output:
-        words = [str(num_agents), str(num_ranks), "2.0"]
+        words = [str(num_agents), str(num_ranks), "2.0", *(["troubled"] if troubled else [])]
         process = subprocess.Popen([sys.executable, "-m", "benchmarks.simulated_agents", *words], stdout=output)
     try:
         _wait(lambda: path.read_text().endswith("\n"), "the simulated agents")
@@ -66,12 +78,14 @@ def _agents(folder: Path, num_agents: int, num_ranks: int) -> Iterator[tuple[Pat
 
 
 @contextlib.contextmanager
-def _controller(folder: Path, addresses: list[str]) -> Iterator[tuple[int, str]]:
+def started_controller(folder: Path, addresses: list[str], *, poll_s: float = 1.0) -> Iterator[tuple[int, str]]:
+    """Start a controller that knows its agents; give its process and address."""
     config, log = folder / "controller.json", folder / "controller.log"
     plain: dict[str, Any] = {
         "state_dir": str(folder / "state"),
         "port": 0,
         "discovery": {"agents": addresses},
+        "agents": {"poll_s": poll_s},
         "limits": {"max_per_hour": 100},
     }
     config.write_text(json.dumps(plain))
@@ -92,7 +106,7 @@ def _controller(folder: Path, addresses: list[str]) -> Iterator[tuple[int, str]]
 
 def _load(pid: int, url: str, seconds: float) -> float:
     """Return CPU seconds per second of the controller, while a page and a Prometheus ask it."""
-    cpu_s, began_s = _cpu_s(pid), time.monotonic()
+    before_s, began_s = cpu_s(pid), time.monotonic()
     number = 0
     while time.monotonic() - began_s < seconds:
         time.sleep(max(0.0, began_s + 2.0 * number - time.monotonic()))
@@ -101,10 +115,10 @@ def _load(pid: int, url: str, seconds: float) -> float:
             _get(url + "metrics")
         number += 1
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))
-    return (_cpu_s(pid) - cpu_s) / (time.monotonic() - began_s)
+    return (cpu_s(pid) - before_s) / (time.monotonic() - began_s)
 
 
-def _escalate(url: str, notes: Path, number: int, num_agents: int) -> float:
+def _escalate(url: str, notes: Path, name: str, num_agents: int) -> float:
     """Return the seconds from a post of Alertmanager's form until every agent has the order."""
     labels = {"alertname": "Bench", "run": "run", "escalate": "statistics"}
     alert = {
@@ -112,7 +126,7 @@ def _escalate(url: str, notes: Path, number: int, num_agents: int) -> float:
         "labels": labels,
         "annotations": {},
         "startsAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "fingerprint": f"{number:016x}",
+        "fingerprint": name,
     }
     body = {"version": "4", "alerts": [alert], "truncatedAlerts": 0}
     before, began_s = len(notes.read_text().splitlines()), time.monotonic()
@@ -139,7 +153,8 @@ def _get(url: str) -> bytes:
     return content
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has taken so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

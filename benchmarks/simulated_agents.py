@@ -1,6 +1,7 @@
 """Agents without ranks, many in one process: they answer a controller as agents do, each on a port of its own.
 
-    python -m benchmarks.simulated_agents 128 8 10.0        # agents, ranks of each, steps per second
+    python -m benchmarks.simulated_agents 128 8 10.0           # agents, ranks of each, steps per second
+    python -m benchmarks.simulated_agents 128 8 10.0 troubled   # every hundredth agent has an alert, and a rank less
 
 prints the addresses as one JSON list, and then, for every order that an agent takes, a line with what it took. An agent
 takes an id once, whatever it is asked for later; a step that is past is late. It reports a dump as written at once.
@@ -56,6 +57,13 @@ class SimulatedAgent:
     def step(self) -> int:
         """The step that every rank is on."""
         return FIRST_STEP + int((time.monotonic() - self._began_s) * self._steps_per_s)
+
+    def trouble(self) -> None:
+        """Have the last rank die, and an alert fire for the one before it."""
+        self.gone = {self._ranks[-1]}
+        message = "gradient-nonfinite: NaN or Inf in 44 of 44 gradients"
+        alert = {"id": str(self._number), "rule": "gradient-nonfinite", "severity": "fatal", "step": 90}
+        self.alerts = [{**alert, "rank": self._ranks[-2], "message": message}]
 
     def states(self) -> dict[str, Any]:
         """Answer `GET /api/v1/ranks`."""
@@ -169,6 +177,10 @@ def _print(value: Any) -> None:
 async def _main() -> None:
     num_agents, num_ranks, steps_per_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     _, agents = await start(num_agents, num_ranks, steps_per_s, _print)
+    if sys.argv[4:] == ["troubled"]:
+        for number, agent in enumerate(agents.values()):
+            if number % 100 == 7:
+                agent.trouble()
     _print([f"127.0.0.1:{port}" for port in agents])
     await asyncio.Event().wait()
 

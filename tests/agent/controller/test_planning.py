@@ -48,6 +48,16 @@ def test_margin_covers_every_try_and_the_step_that_is_under_way(pace, steps):
     assert MARGIN.steps(pace) == steps
 
 
+def test_margin_covers_the_time_that_it_takes_to_speak_to_all_agents():
+    assert OrderMargin(tries=3, timeout_s=0.5, round_s=2.0).steps(10.0) == 15 + 20 + 2
+
+
+def test_agents_that_answer_hear_of_an_order_before_those_that_do_not():
+    agents = [agent("a/", {0: 1}, problem="no answer in time"), agent("b/", {1: 1}), agent("c/", {2: 1, 3: 1})]
+
+    assert list(assign([0, 1, 3], agents).items()) == [("b/", (1,)), ("c/", (3,)), ("a/", (0,))]
+
+
 def test_the_step_is_ahead_of_the_fastest_rank_of_any_agent():
     agents = [agent("a/", {0: 100, 1: 101}, pace=2.0), agent("b/", {2: 103, 3: 90}, pace=1.0)]
 

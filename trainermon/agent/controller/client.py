@@ -22,8 +22,9 @@ from trainermon.core.errors import ConfigError
 from trainermon.core.signing import sign
 
 MAX_ANSWER_BYTES = 8 << 20
-MAX_CONNECTIONS = 256
-"""So many questions, and so many orders, are under way at once."""
+MAX_CONNECTIONS = 64
+"""So many questions, and so many orders, are under way at once. Each takes this process a quarter of a millisecond, for
+which all others wait: with 256 of both, agents that had long answered were taken for silent."""
 FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 """What a request may end with if there is no proper answer."""
 

@@ -90,12 +90,13 @@ class Controller:
         """Watch agents and carry out escalations until cancelled; resumes those that an earlier one left open."""
         for escalation in self.journal.open:
             self.dispatcher.start(escalation)
+        poll_s = self.settings.agents.poll_s
         try:
             await asyncio.gather(
                 self._repeat(self.fleet.discover, self.settings.discovery.refresh_s),
-                self._repeat(self.fleet.poll, self.settings.agents.poll_s),
+                self._repeat(self.fleet.poll, poll_s),
                 self._repeat(self.standstill.look, LOOK_S),
-                self._repeat(self.replicas.look, COMPARE_S),
+                self._repeat(self.replicas.look, max(COMPARE_S, poll_s)),
             )
         finally:
             await self.dispatcher.close()

@@ -117,8 +117,10 @@ class EscalationDispatcher:
         agents = self._settings.agents
         run = escalation.request.run
         while True:
+            began_s = time.monotonic()
             await self._fleet.poll(run)
-            margin = OrderMargin(tries=agents.tries, timeout_s=agents.timeout_s)
+            round_s = time.monotonic() - began_s
+            margin = OrderMargin(tries=agents.tries, timeout_s=agents.timeout_s, round_s=round_s)
             plan = make_plan(escalation.request, self._fleet.of_run(run), issue, margin, now_s=time.monotonic())
             if plan is not None:
                 await self._write(partial(self._journal.plan, escalation, plan))

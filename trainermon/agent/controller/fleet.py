@@ -73,22 +73,24 @@ class AgentFleet:
         self._found: dict[AgentFinder, list[AgentAddress]] = {}
 
     async def discover(self) -> None:
-        """Find the agents anew by every way, add those that are new and drop those that are gone."""
+        """Find the agents anew by every way, add those that are new, and ask them; drop those that are gone."""
         await asyncio.gather(*map(self._look, self._finders))
         targets = {target.url: target for found in self._found.values() for target in found}
         self.agents = {url: self._kept(target) for url, target in targets.items()}
         max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._client.keeps_connections = 2 * len(self.agents) < max_files or max_files == resource.RLIM_INFINITY
+        await self._ask_all([agent for agent in self.agents.values() if agent.problem == NOT_ASKED])
 
     async def poll(self, run: str | None = None) -> None:
-        """Ask every agent for its report, or with `run` only those of that run and those whose run is not known yet."""
+        """Ask every agent for its report, or with `run` only those of that run and those whose run is not known yet.
+
+        Those that have answered last time are asked first.
+        """
         began_s = time.monotonic()
         asked = [agent for agent in self.agents.values() if run is None or _may_be_of(agent, run)]
-        await asyncio.gather(*(self._ask(agent) for agent in asked))
+        await self._ask_all(sorted(asked, key=lambda agent: not agent.is_up))
         if run is None:
             self.poll_duration_s = time.monotonic() - began_s
-            if len(self._found) == len(self._finders) and all(a.problem != NOT_ASKED for a in self.agents.values()):
-                self.is_known.set()
 
     def of_run(self, run: str) -> list[AgentHandle]:
         """Return the agents of the newest attempt (start) of a run, whether they answer now or not."""
@@ -115,6 +117,11 @@ class AgentFleet:
             return AgentHandle(target)
         known.target = target
         return known
+
+    async def _ask_all(self, agents: Iterable[AgentHandle]) -> None:
+        await asyncio.gather(*map(self._ask, agents))
+        if len(self._found) == len(self._finders) and all(a.problem != NOT_ASKED for a in self.agents.values()):
+            self.is_known.set()
 
     async def _ask(self, agent: AgentHandle) -> None:
         self.num_polls += 1

@@ -14,9 +14,9 @@ from fastapi.responses import Response
 
 from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.metrics import render_metrics
-from trainermon.agent.controller.overview import describe_escalations, describe_job
+from trainermon.agent.controller.overview import describe_escalations, render_job
 from trainermon.agent.web.access import TokenAccess
-from trainermon.agent.web.answers import json_answer, metrics_answer, refuse
+from trainermon.agent.web.answers import json_answer, metrics_answer, packed_answer, refuse
 from trainermon.agent.web.guard import Application, RequestGuard
 from trainermon.agent.web.http import parse_json
 from trainermon.agent.web.page import add_page
@@ -59,8 +59,9 @@ def _add_reading(app: FastAPI, controller: Controller) -> None:
         return metrics_answer(request, functools.partial(render_metrics, controller))
 
     @app.get("/api/v1/job")
-    async def job() -> Response:
-        return json_answer(describe_job(controller))
+    async def job(request: Request) -> Response:
+        headers = {"content-type": "application/json", "vary": "accept-encoding"}
+        return packed_answer(request, render_job(controller), headers)
 
     @app.get("/api/v1/escalations")
     async def escalations() -> Response:

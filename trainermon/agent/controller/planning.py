@@ -61,10 +61,12 @@ class OrderMargin:
     Attributes:
         tries: How often a request is sent.
         timeout_s: Longest time for each, in seconds.
+        round_s: How long it takes to speak to all agents once, in seconds.
     """
 
     tries: int
     timeout_s: float
+    round_s: float = 0.0
 
     def steps(self, steps_per_s: float) -> int:
         """Return how many steps ahead of the fastest rank a common step must be; `steps_per_s` is that rank's pace.
@@ -72,7 +74,7 @@ class OrderMargin:
         >>> OrderMargin(tries=3, timeout_s=0.5).steps(10.0)
         17
         """
-        return math.ceil(self.tries * self.timeout_s * steps_per_s) + SPARE_STEPS
+        return math.ceil((self.tries * self.timeout_s + self.round_s) * steps_per_s) + SPARE_STEPS
 
 
 def make_plan(
@@ -127,11 +129,12 @@ def read_answer(status: int, plain: Any) -> AgentAnswer:
 def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tuple[int, ...]]:
     """Group `ranks` by the agent that has them now: return its address with its share of them.
 
-    Ranks that no agent has are left out. An agent that was restarted has another address, but still its ranks.
+    Ranks that no agent has are left out. An agent that was restarted has another address, but still its ranks. Agents
+    that answer come first, so that nobody who has the time waits for those that do not.
     """
     wanted = frozenset(ranks)
     assigned: dict[str, tuple[int, ...]] = {}
-    for agent in agents:
+    for agent in sorted(agents, key=lambda agent: not agent.is_up):
         its_ranks = (state.rank for state in agent.report.ranks) if agent.report else ()
         of_agent = tuple(sorted(wanted.intersection(its_ranks)))
         if of_agent:

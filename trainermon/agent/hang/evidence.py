@@ -222,11 +222,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def spans(ranks: Iterable[int]) -> str:
-    """Return ranks in words, as few as possible.
+def spans(ranks: Iterable[int], *, most: int | None = None) -> str:
+    """Return ranks in words, as few as possible; of more than `most` parts the first ones, and how many are left out.
 
-    >>> spans([3]), spans([0, 1]), spans([5, 0, 1, 2, 9])
-    ('rank 3', 'ranks 0–1', 'ranks 0–2, 5, 9')
+    >>> spans([3]), spans([0, 1]), spans([5, 0, 1, 2, 9]), spans([5, 0, 1, 2, 9], most=1)
+    ('rank 3', 'ranks 0–1', 'ranks 0–2, 5, 9', 'ranks 0–2 and 2 more')
     """
     ordered = sorted(set(ranks))
     runs: list[list[int]] = []
@@ -235,8 +235,10 @@ def spans(ranks: Iterable[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
+    shown = runs[:most]
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in shown)
+    num_left = len(ordered) - sum(map(len, shown))
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}{f' and {num_left:,} more' if num_left else ''}"
 
 
 def innermost_own(frames: Sequence[StackFrame]) -> StackFrame | None:

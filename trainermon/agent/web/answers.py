@@ -33,10 +33,14 @@ def json_answer(value: Any, *, status: int = 200) -> Response:
 def metrics_answer(request: Request, render: Callable[[str], tuple[bytes, str]]) -> Response:
     """Return the answer to a scrape: what `render` gives for its `Accept` header, in gzip for those who read that."""
     content, content_type = render(request.headers.get("accept", ""))
-    headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+    return packed_answer(request, content, {"content-type": content_type, "vary": "accept, accept-encoding"})
+
+
+def packed_answer(request: Request, content: bytes, headers: dict[str, str]) -> Response:
+    """Return an HTTP response with `content` and `headers`, in gzip for those who read that."""
     if reads_gzip(request.headers.get("accept-encoding", "")):
         content = gzip.compress(content, compresslevel=GZIP_LEVEL, mtime=0)
-        headers["content-encoding"] = "gzip"
+        headers = {**headers, "content-encoding": "gzip"}
     return Response(content, headers=headers)
 
 

@@ -156,10 +156,11 @@ export const formatStep = (step) => (step === null || step === undefined ? "–"
 export const formatMeasured = (value) => (value === null || Number.isFinite(value) ? formatValue(value) : "not finite");
 
 /**
- * [0, 1, 2, 5] is written 0–2, 5.
+ * [0, 1, 2, 5] is written 0–2, 5; of more than `most` such parts the first ones, and how many numbers are left out.
  * @param {number[]} numbers
+ * @param {number} [most]
  */
-export function formatSpans(numbers) {
+export function formatSpans(numbers, most = Infinity) {
   /** @type {[number, number][]} */
   const runs = [];
   for (const value of [...new Set(numbers)].sort((a, b) => a - b)) {
@@ -167,7 +168,9 @@ export function formatSpans(numbers) {
     if (last && value === last[1] + 1) last[1] = value;
     else runs.push([value, value]);
   }
-  return runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
+  const left = runs.slice(most).reduce((sum, [from, to]) => sum + to - from + 1, 0);
+  const text = runs.slice(0, most).map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
+  return left ? `${text} and ${formatStep(left)} more` : text;
 }
 
 /**

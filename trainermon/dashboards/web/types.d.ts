@@ -292,10 +292,11 @@ export interface Agent {
   alerts?: JobAlert[];
 }
 
+/** Ranks are text, as of 10,000 of them; `coverage` has, by status, which. */
 export interface Escalation {
   id: string;
   run: string;
-  ranks: number[] | null;
+  ranks: string | null;
   task: string;
   num_steps: number;
   first_step: number | null;

@@ -2,24 +2,34 @@
 
 import { getJson } from "./api.js";
 import { byId, el, segmented, select, setText } from "./dom.js";
+import { RankMap } from "./job_map.js";
 import { assess, readJob, runsOf } from "./job_state.js";
-import { pageLink, showEscalations, showNodes, showRanks } from "./job_tables.js";
+import { pageLink, showEscalations, showNodes, showRanks, turnBack } from "./job_tables.js";
 import { formatSeconds, formatStep } from "./scales.js";
 
 /** @import { Assessment, Job, JobRank, JobState } from "./types.js" */
 
 const PERIOD_MS = 2000;
+const MAPPED = 256; // of fewer ranks the table of nodes shows each
 /** @type {Job | null} */
 let job = null;
+/** @type {JobState | null} */
+let state = null;
 /** @type {string | null} */
 let chosen = null;
 let onlyTroubled = true;
 let health = "";
+let search = "";
+/** @type {RankMap | null} */
+let map = null;
+const field = el("input", { type: "search", cls: "row-search", placeholder: "Node or rank", "aria-label": "Node or rank", oninput: () => find(field.value) });
 
 byId("ranks-filter").append(segmented("Which ranks", [["troubled", "need a look"], ["all", "all"]], "troubled", (key) => {
   onlyTroubled = key === "troubled";
-  show();
+  turnBack();
+  showRankTable();
 }));
+byId("nodes-search").append(field);
 
 async function turn() {
   try {
@@ -45,13 +55,38 @@ function show() {
   if (job === null) return;
   const runs = runsOf(job);
   const run = chosen !== null && runs.includes(chosen) ? chosen : runs[0];
-  const state = readJob(job, run);
+  state = readJob(job, run);
   showIdentity(job, runs, state);
   showHealth(assess(state, job.ready), state.ranks.find(({ rank, up }) => rank === 0 && up));
   showFigures(job, state);
-  showNodes(state, show);
-  showRanks(state, onlyTroubled, show);
+  showMap(state);
+  showNodeTable();
+  showRankTable();
   showEscalations(job.escalations.filter((entry) => entry.run === run || !run));
+}
+
+function showNodeTable() {
+  if (state) showNodes(state, search, showNodeTable);
+}
+
+function showRankTable() {
+  if (state) showRanks(state, onlyTroubled, search, showRankTable);
+}
+
+/** @param {string} text */
+function find(text) {
+  search = text.trim().toLowerCase();
+  turnBack();
+  showNodeTable();
+  showRankTable();
+}
+
+/** @param {JobState} state */
+function showMap(state) {
+  byId("map-panel").hidden = state.ranks.length < MAPPED;
+  if (byId("map-panel").hidden) return;
+  map ??= new RankMap(({ node, url }) => ((field.value = node ?? url), find(field.value)));
+  map.show(state);
 }
 
 /**

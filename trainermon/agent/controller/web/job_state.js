@@ -2,10 +2,11 @@
 
 import { formatSpans, formatStep } from "./scales.js";
 
-/** @import { Agent, Assessment, Job, JobAlert, JobNode, JobRank, JobState, Severity } from "./types.js" */
+/** @import { Agent, Assessment, Job, JobAlert, JobNode, JobRank, JobState, Rank, Severity } from "./types.js" */
 
 const URGENCY = ["fatal", "critical", "warning", "info"];
-const BEHIND_STEPS = 2; // ranks of one job are at most a step apart, and are asked within a second of one another
+const BEHIND_STEPS = 2; // ranks of one job are at most a step apart
+const MOST_SPANS = 12; // of ranks in one sentence
 
 /**
  * The runs that agents have named, those with living ranks first.
@@ -25,29 +26,45 @@ export function runsOf(job) {
  */
 export function readJob(job, run) {
   const agents = job.agents.filter((agent) => agent.run_id === run || agent.run_id === undefined);
-  const attempt = Math.max(0, ...agents.map((agent) => agent.attempt ?? 0));
+  const attempt = most(agents.map((agent) => agent.attempt ?? 0));
   const newest = agents.filter((agent) => agent.run_id === undefined || agent.attempt === attempt);
   const living = newest.flatMap((agent) => ((agent.up && agent.ranks) || [])).filter((rank) => rank.alive);
-  const step = living.length ? Math.max(...living.map((rank) => rank.step)) : null;
-  const nodes = newest.map((agent) => readNode(agent, step));
+  const step = living.length ? most(living.map((rank) => rank.step)) : null;
+  const pace = most(newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
+  const now = most(newest.filter((agent) => agent.up).flatMap((agent) => (agent.ranks ?? []).filter((rank) => rank.alive).map((rank) => stepNow(rank, agent, pace))));
+  const nodes = newest.map((agent) => readNode(agent, now, pace));
   const ranks = nodes.flatMap((node) => node.ranks).sort((a, b) => a.rank - b.rank);
-  const pace = Math.max(0, ...newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
-  const world = Math.max(0, ...newest.map((agent) => agent.world_size ?? 0));
+  const world = most(newest.map((agent) => agent.world_size ?? 0));
   const standstill = (run !== undefined && job.standstills?.[run]) || null;
   const divergences = (run !== undefined && job.divergences?.[run]) || [];
   return { run, attempt, nodes, standstill, divergences, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
 }
 
 /**
+ * The largest of numbers that are not negative. Not Math.max, which takes no more arguments than the stack holds.
+ * @param {number[]} numbers
+ */
+const most = (numbers) => numbers.reduce((largest, number) => (number > largest ? number : largest), 0);
+
+/**
+ * The step that a rank has come to since its agent was asked: of a thousand agents some were asked seconds before others.
+ * @param {Rank} rank
  * @param {Agent} agent
- * @param {number | null} step
+ * @param {number} pace
+ */
+const stepNow = (rank, agent, pace) => rank.step + pace * (agent.age_s ?? 0);
+
+/**
+ * @param {Agent} agent
+ * @param {number} now - the step that the first rank has come to
+ * @param {number} pace
  * @returns {JobNode}
  */
-function readNode(agent, step) {
+function readNode(agent, now, pace) {
   const alerts = agent.alerts ?? [];
   const ranks = (agent.ranks ?? []).map((rank) => {
     const own = alerts.filter((alert) => alert.rank === rank.rank).sort(byUrgency);
-    const behind = rank.alive && step !== null ? step - rank.step : 0;
+    const behind = rank.alive ? Math.floor(now - stepNow(rank, agent, pace)) : 0;
     return { ...rank, node: agent.host, url: agent.url, alerts: own, behind: behind >= BEHIND_STEPS ? behind : 0, up: agent.up };
   });
   return { ...agent, name: agent.host ?? agent.url.replace(/^https?:\/\/|\/$/g, ""), alerts, ranks };
@@ -72,6 +89,14 @@ export function toneOf(rank) {
 
 /** @param {JobRank} rank */
 export const needsLook = (rank) => toneOf(rank) !== "fine";
+
+/** @param {JobRank} rank */
+export function describe(rank) {
+  const tone = toneOf(rank);
+  if (tone === "unknown") return "its agent does not answer";
+  if (tone === "gone") return `gone, last seen at step ${formatStep(rank.step)}`;
+  return [rank.phase, `step ${formatStep(rank.step)}`, ...rank.alerts.map(({ rule }) => rule)].join(", ");
+}
 
 const TONES = ["gone", ...URGENCY, "behind", "unknown", "fine"];
 
@@ -116,7 +141,7 @@ export function assess(state, ready) {
 function standing({ standstill }) {
   if (!standstill) return null;
   const { culprits, text } = standstill;
-  const headline = culprits.length ? `${culprits.length === 1 ? "Rank" : "Ranks"} ${formatSpans(culprits)} ${culprits.length === 1 ? "holds" : "hold"} the job up` : "The job stands still";
+  const headline = culprits.length ? `${culprits.length === 1 ? "Rank" : "Ranks"} ${formatSpans(culprits, MOST_SPANS)} ${culprits.length === 1 ? "holds" : "hold"} the job up` : "The job stands still";
   return { tone: "bad", headline, details: [text] };
 }
 
@@ -128,7 +153,7 @@ function standing({ standstill }) {
 function diverging({ divergences }) {
   if (!divergences.length) return null;
   const ranks = [...new Set(divergences.flatMap((found) => found.ranks))].sort((a, b) => a - b);
-  const headline = `The weights of ${plural(ranks).toLowerCase()} ${formatSpans(ranks)} are not those of their replicas`;
+  const headline = `The weights of ${plural(ranks).toLowerCase()} ${formatSpans(ranks, MOST_SPANS)} are not those of their replicas`;
   return { tone: "bad", headline, details: divergences.map(({ text }) => text) };
 }
 
@@ -150,7 +175,7 @@ function silent({ nodes }) {
 function gone({ ranks, living }) {
   const lost = ranks.filter((rank) => rank.up && !rank.alive);
   if (!lost.length || !living) return null; // all of them: the run is over
-  return { tone: "bad", headline: `${plural(lost)} ${formatSpans(lost.map(({ rank }) => rank))} ${lost.length === 1 ? "is" : "are"} gone`, details: [] };
+  return { tone: "bad", headline: `${plural(lost)} ${formatSpans(lost.map(({ rank }) => rank), MOST_SPANS)} ${lost.length === 1 ? "is" : "are"} gone`, details: [] };
 }
 
 /**
@@ -164,7 +189,7 @@ function alerting({ alerts }) {
   const tone = ["fatal", "critical"].includes(worst.severity) ? "bad" : "warn";
   const rules = new Set(alerts.map((alert) => alert.rule)).size;
   const details = [worst.message ?? worst.rule, ...(rules > 1 ? [`${rules} rules are firing in all.`] : [])];
-  return { tone, headline: `${worst.rule} on ${plural(same).toLowerCase()} ${formatSpans(same.map(({ rank }) => rank))} since step ${formatStep(worst.step)}`, details };
+  return { tone, headline: `${worst.rule} on ${plural(same).toLowerCase()} ${formatSpans(same.map(({ rank }) => rank), MOST_SPANS)} since step ${formatStep(worst.step)}`, details };
 }
 
 /**
@@ -174,8 +199,8 @@ function alerting({ alerts }) {
 function lagging({ ranks }) {
   const late = ranks.filter((rank) => rank.up && rank.behind);
   if (!late.length) return null;
-  const most = Math.max(...late.map(({ behind }) => behind));
-  return { tone: "warn", headline: `${plural(late)} ${formatSpans(late.map(({ rank }) => rank))} up to ${most} steps behind`, details: [] };
+  const steps = most(late.map(({ behind }) => behind));
+  return { tone: "warn", headline: `${plural(late)} ${formatSpans(late.map(({ rank }) => rank), MOST_SPANS)} up to ${steps} steps behind`, details: [] };
 }
 
 /**

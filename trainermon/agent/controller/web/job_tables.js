@@ -2,7 +2,7 @@
 
 import { byId, el, setText } from "./dom.js";
 import { formatSeconds, formatSpans, formatStep } from "./scales.js";
-import { byTrouble, needsLook, toneOf, urgencyOf } from "./job_state.js";
+import { byTrouble, describe, needsLook, toneOf, urgencyOf } from "./job_state.js";
 import { empty, sentence, table } from "./tables.js";
 import { GLYPHS } from "./theme.js";
 
@@ -11,21 +11,31 @@ import { GLYPHS } from "./theme.js";
 const SHOWN = 50;
 /** @type {Record<string, string>} */
 const OUTCOMES = { done: "resolved", partial: "pending", suppressed: "pending", failed: "firing" };
-const all = { nodes: false, ranks: false };
+/** Which page of each table is shown, from 0. */
+const pages = { nodes: 0, ranks: 0 };
+
+/** Shows the first page of both tables, as after another search. */
+export function turnBack() {
+  pages.nodes = pages.ranks = 0;
+}
 
 /**
  * @param {JobState} state
+ * @param {string} search - part of a node's name, or a rank
  * @param {() => void} redraw
  */
-export function showNodes(state, redraw) {
+export function showNodes(state, search, redraw) {
   const up = state.nodes.filter((node) => node.up).length;
   setText(byId("nodes-hint"), state.nodes.length ? `${up} of ${state.nodes.length} answer` : "");
   if (!state.nodes.length) return byId("nodes").replaceChildren(empty("No nodes.", "Discovery has found no agent yet."));
   /** @param {JobNode} node */
   const trouble = (node) => (node.up ? Math.min(...node.ranks.map(urgencyOf)) : -1);
-  const sorted = [...state.nodes].sort((a, b) => trouble(a) - trouble(b) || (a.name < b.name ? -1 : 1));
+  const found = state.nodes.filter((node) => node.ranks.some((rank) => isFound(rank, search)) || isNamed(node.name, search));
+  if (!found.length) return byId("nodes").replaceChildren(empty("No node is found.", "The search looks at names of nodes and at numbers of ranks."));
+  const urgency = new Map(found.map((node) => [node, trouble(node)]));
+  const sorted = found.sort((a, b) => (urgency.get(a) ?? 0) - (urgency.get(b) ?? 0) || (a.name < b.name ? -1 : 1));
   const rows = shown("nodes", sorted).map(nodeRow);
-  byId("nodes").replaceChildren(table("cards", ["Node", "State", "Step", "Ranks", "Alerts", "Last answer"], rows), more("nodes", sorted, redraw));
+  byId("nodes").replaceChildren(table("cards", ["Node", "State", "Step", "Ranks", "Alerts", "Last answer"], rows), pager("nodes", sorted, redraw));
 }
 
 /** @param {JobNode} node */
@@ -53,14 +63,6 @@ function summary(ranks) {
   return troubled ? `${troubled} of ${ranks.length} ranks need a look` : `${ranks.length} ranks, all fine`;
 }
 
-/** @param {JobRank} rank */
-function describe(rank) {
-  const tone = toneOf(rank);
-  if (tone === "unknown") return "its agent does not answer";
-  if (tone === "gone") return `gone, last seen at step ${formatStep(rank.step)}`;
-  return [rank.phase, `step ${formatStep(rank.step)}`, ...rank.alerts.map(({ rule }) => rule)].join(", ");
-}
-
 /** @param {JobAlert[]} alerts */
 function ruleList(alerts) {
   const rules = new Map();
@@ -72,20 +74,21 @@ function ruleList(alerts) {
 /**
  * @param {JobState} state
  * @param {boolean} onlyTroubled
+ * @param {string} search - part of a node's name, or a rank: then all that are found are shown
  * @param {() => void} redraw
  */
-export function showRanks(state, onlyTroubled, redraw) {
+export function showRanks(state, onlyTroubled, search, redraw) {
   const troubled = state.ranks.filter(needsLook);
-  const chosen = onlyTroubled ? troubled.sort(byTrouble) : state.ranks;
+  const chosen = search ? state.ranks.filter((rank) => isFound(rank, search)) : onlyTroubled ? troubled.sort(byTrouble) : state.ranks;
   setText(byId("ranks-hint"), state.ranks.length ? `${troubled.length} of ${formatStep(state.ranks.length)} need a look` : "");
   if (!chosen.length) {
     /** @type {[string, string]} */
-    const texts = state.ranks.length ? ["Every rank is fine.", `All are at step ${formatStep(state.step)} or one before it.`] : ["No ranks.", "No agent has said which it has."];
+    const texts = search ? ["No rank is found.", "The search looks at names of nodes and at numbers of ranks."] : state.ranks.length ? ["Every rank is fine.", `All are at step ${formatStep(state.step)} or one before it.`] : ["No ranks.", "No agent has said which it has."];
     return byId("ranks").replaceChildren(empty(...texts));
   }
   const rows = shown("ranks", chosen).map(rankRow);
   const head = ["Rank", "Node", "Place", "State", "Step", "Behind", "Last sign", "Alerts"];
-  byId("ranks").replaceChildren(table("cards", head, rows), more("ranks", chosen, redraw));
+  byId("ranks").replaceChildren(table("cards", head, rows), pager("ranks", chosen, redraw));
 }
 
 /** @param {JobRank} rank */
@@ -113,7 +116,7 @@ export function showEscalations(escalations) {
   const rows = escalations.slice(0, SHOWN).map((entry) => el("tr", {},
     el("td", {}, new Date(entry.accepted_s * 1000).toLocaleTimeString([], { hour12: false })),
     el("td", { cls: "where", title: entry.id }, entry.reason || entry.id),
-    el("td", {}, entry.ranks === null ? "all" : formatSpans(entry.ranks)),
+    el("td", {}, entry.ranks ?? "all"),
     el("td", {}, entry.num_steps === 1 ? entry.task : `${entry.task}, ${entry.num_steps} steps`),
     el("td", { cls: "num" }, entry.first_step === null ? "–" : formatStep(entry.first_step)),
     el("td", {}, el("span", { cls: `pill ${OUTCOMES[entry.outcome ?? ""] ?? ""}` }, entry.outcome ?? (entry.first_step === null ? "accepted" : "ordered"))),
@@ -123,9 +126,7 @@ export function showEscalations(escalations) {
 
 /** @param {Escalation} escalation */
 function coverage({ coverage: statuses, detail }) {
-  const byStatus = new Map();
-  for (const [rank, status] of Object.entries(statuses)) byStatus.set(status, [...(byStatus.get(status) ?? []), Number(rank)]);
-  const parts = [...byStatus].map(([status, ranks]) => `${status}: ${ranks.length > 1 ? "ranks" : "rank"} ${formatSpans(ranks)}`);
+  const parts = Object.entries(statuses).map(([status, ranks]) => `${status}: ${ranks}`);
   return [...parts, detail].filter(Boolean).join("; ") || "–";
 }
 
@@ -138,18 +139,42 @@ function coverage({ coverage: statuses, detail }) {
 export const pageLink = (url, text, cls) => (/^https?:\/\//.test(url) ? el("a", { href: url, cls }, text) : text);
 
 /**
- * @template T
- * @param {keyof typeof all} name
- * @param {T[]} list
+ * @param {JobRank} rank
+ * @param {string} search
  */
-const shown = (name, list) => (all[name] ? list : list.slice(0, SHOWN));
+const isFound = (rank, search) => String(rank.rank) === search || isNamed(rank.node ?? rank.url, search);
 
 /**
- * @param {keyof typeof all} name
+ * @param {string} name
+ * @param {string} search
+ */
+const isNamed = (name, search) => name.toLowerCase().includes(search);
+
+/**
+ * The rows of the page that is shown; tables of thousands of rows would hold the browser up at every answer.
+ * @template T
+ * @param {keyof typeof pages} name
+ * @param {T[]} list
+ */
+function shown(name, list) {
+  pages[name] = Math.min(pages[name], Math.ceil(list.length / SHOWN) - 1);
+  return list.slice(pages[name] * SHOWN, (pages[name] + 1) * SHOWN);
+}
+
+/**
+ * @param {keyof typeof pages} name
  * @param {unknown[]} list
  * @param {() => void} redraw
  */
-function more(name, list, redraw) {
-  if (all[name] || list.length <= SHOWN) return "";
-  return el("button", { type: "button", cls: "more", onclick: () => ((all[name] = true), redraw()) }, `Show all ${formatStep(list.length)}`);
+function pager(name, list, redraw) {
+  if (list.length <= SHOWN) return "";
+  const [page, last] = [pages[name], Math.ceil(list.length / SHOWN) - 1];
+  /**
+   * @param {string} text
+   * @param {string} label
+   * @param {number} to
+   */
+  const turn = (text, label, to) => el("button", { type: "button", "aria-label": label, disabled: to < 0 || to > last, onclick: () => ((pages[name] = to), redraw()) }, text);
+  const place = `${formatStep(page * SHOWN + 1)} to ${formatStep(Math.min((page + 1) * SHOWN, list.length))} of ${formatStep(list.length)}`;
+  return el("p", { cls: "pager" }, turn("‹", `Previous ${name}`, page - 1), el("span", {}, place), turn("›", `Next ${name}`, page + 1));
 }
