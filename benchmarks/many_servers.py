@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import TypeAlias
 
 Answer: TypeAlias = tuple[int, str, bytes]
 """Status, content type, body."""
 Handler: TypeAlias = Callable[[int, str, str, bytes], Answer | Awaitable[Answer]]
 """Takes the port that was asked, method, path with query, and body."""
-
-_REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 409: "Conflict"}
 
 
 class ManyServers:
@@ -105,7 +104,11 @@ class _Connection(asyncio.Protocol):
     def _send(self, answer: Answer, *, is_last: bool) -> None:
         status, content_type, body = answer
         assert self._transport is not None
-        lines = f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}"
+        lines = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            f"Content-Type: {content_type}",
+            f"Content-Length: {len(body)}",
+        )
         self._transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         if is_last:
             self._transport.close()

@@ -100,6 +100,59 @@ def test_an_escalation_is_followed_to_its_end(job, make_controller, page):
     assert time.strftime("%H:") in row
 
 
+@pytest.fixture
+def large_job():
+    job = Job(60, 8).ready()
+    yield job
+    job.close()
+
+
+def test_a_large_job_has_a_map_pages_and_a_search(large_job, make_controller, page):
+    large_job.agents[51].gone = {415}
+    controller = make_controller(discovery={"agents": large_job.addresses}).ready()
+
+    page.goto(controller.url)
+    seen(page, ".headline", "Rank 415 is gone")
+
+    assert page.get_by_role("img", name="480 ranks, 1 of them need a look").is_visible()
+    assert page.locator("#nodes tbody tr").count() == 50
+    assert page.locator("#nodes tbody tr").first.inner_text().startswith("node051")
+    page.get_by_role("button", name="Next nodes").click()
+    assert page.locator("#nodes tbody tr").count() == 10
+    page.get_by_role("searchbox", name="Node or rank").fill("415")
+    assert page.locator("#nodes tbody tr").count() == page.locator("#ranks tbody tr").count() == 1
+    page.get_by_role("searchbox", name="Node or rank").fill("node05")
+    assert page.locator("#nodes tbody tr").count() == 10
+    assert page.locator("#ranks tbody tr").count() == 50
+
+    columns = page.locator("#map").bounding_box()["width"] // 7 // 8 * 8
+    row, column = divmod(415, columns)
+    page.locator("#map canvas").click(position={"x": 7 * column + 3, "y": 7 * row + 3})
+    assert page.get_by_role("searchbox", name="Node or rank").input_value() == "node051"
+    seen(page, ".tip", "rank 415")
+
+
+def test_ranks_of_an_agent_that_was_asked_earlier_are_not_behind(page, job, make_controller):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+    page.goto(controller.url)
+    seen(page, ".headline", "All 32 ranks are training")
+
+    behind = page.evaluate(
+        """async () => {
+            const { readJob } = await import("/static/job_state.js");
+            const agent = (rank, step, age_s) => ({
+                url: `http://${rank}/`, host: `n${rank}`, up: true, problem: "", age_s, run_id: "r", attempt: 1,
+                world_size: 3, steps_per_s: 2, alerts: [],
+                ranks: [{rank, alive: true, step, phase: "step", lag_s: 0, place: {}}],
+            });
+            const agents = [agent(0, 100, 0), agent(1, 90, 5), agent(2, 90, 0)];
+            return readJob({runs: ["r"], agents, escalations: []}, "r").ranks.map((rank) => rank.behind);
+        }"""
+    )
+
+    assert behind == [0, 0, 10]
+
+
 def test_a_phone_has_no_sideways_scrolling(job, make_controller, page):
     controller = make_controller(discovery={"agents": job.addresses}).ready()
     page.set_viewport_size({"width": 390, "height": 800})
