@@ -10,12 +10,14 @@ in the first minute of a run; later ones are joined, so that a node has some ten
 from __future__ import annotations
 
 import argparse
+import functools
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,13 +57,18 @@ def main() -> int:
         opened = open_run(run_dir)
         _say("open the run", lambda: open_run(run_dir).close())
         for what, query in QUERIES.items():
-            _say(what, lambda query=query: opened.execute(query).fetchall())
+            _say(what, functools.partial(_rows, opened, query))
         opened.close()
         runs = RunList([Path(name)])
         _say("trainermon serve, first look", runs.scan)
         _say("trainermon serve, next look", runs.scan)
     print(f"memory, peak                     {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:8.0f} MB")
     return 0
+
+
+def _rows(connection: Any, query: str) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+    return found
 
 
 def _write(run_dir: Path, num_nodes: int, num_segments: int, num_steps: int) -> int:
