@@ -20,12 +20,16 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import (
     DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -64,8 +68,9 @@ CASES = {
 }
 """What is put into the engines, or into the trainer by the first of them, and the cause that is to be named."""
 MIXTURE_CASES = {"routing": ([Fault("routing")], "routing")}
-OTHER_FAMILIES = ("qwen", "neox")
-"""Qwen2: eight layers, biases, tied embeddings. GPT-NeoX: parallel residuals, layer norms, q, k, v in one by heads."""
+OTHER_FAMILIES = ("qwen", "neox", "olmo", "gemma")
+"""Qwen2: eight layers, biases, tied embeddings. GPT-NeoX: parallel residuals, layer norms, q, k, v in one by heads.
+OLMo 2: norms after the blocks, of queries and keys too. Gemma 2: windows, soft caps, norms around the blocks."""
 
 
 def new_model(seed: int = 0, *, family: str = "llama") -> Any:
@@ -85,12 +90,14 @@ def new_model(seed: int = 0, *, family: str = "llama") -> Any:
         "mixture": lambda: MixtralForCausalLM(MixtralConfig(**grouped, num_local_experts=8, num_experts_per_tok=2)),
         "qwen": lambda: Qwen2ForCausalLM(Qwen2Config(**grouped, tie_word_embeddings=True)),
         "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**sizes)),
+        "olmo": lambda: Olmo2ForCausalLM(Olmo2Config(**grouped, eos_token_id=EOS)),
+        "gemma": lambda: Gemma2ForCausalLM(Gemma2Config(**grouped, head_dim=16, sliding_window=24)),
     }[family]()
-    last = output_layer(model)
+    last, scale = output_layer(model), 8.0 if family == "gemma" else 12.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.mul_(12.0 if name == last else 4.0)
+                parameter.mul_(scale if name == last else 4.0)
     return model.eval()
 
 

@@ -31,11 +31,13 @@ class Limits:
         shift_correlation: Correlation at lag 1 from which tokens are shifted.
         shift_gain: By how much it must be above that at lag 0.
         temperature_correlation: Correlation from which other spreads are those of a temperature.
+        narrow_correlation: The same where the rollout's spread is the smaller one, as it is of any other policy, too.
         temperature_spread: How far the ratio of the two sides' standard deviations must be from 1.
         truncated_ratio: Mean ratio below which support was cut.
         truncated_share: Share of tokens that must be on one side for that.
         truncated_share_as_said: The same where the sampling says that it cuts.
         context_correlation: Correlation below which the context is another.
+        numerics_correlation: Correlation from which numerics may explain what equal weights and no other rule do.
         engine_factor: By how much one engine's mean |Δ| is above the others'.
         cache_factor: By how much the first positions' mean |Δ| is above the last ones'.
         cache_positions: How many positions these are.
@@ -50,11 +52,13 @@ class Limits:
     shift_correlation: float = 0.9
     shift_gain: float = 0.3
     temperature_correlation: float = 0.9
+    narrow_correlation: float = 0.96
     temperature_spread: float = 0.08
     truncated_ratio: float = 0.98
     truncated_share: float = 0.99
     truncated_share_as_said: float = 0.9
     context_correlation: float = 0.8
+    numerics_correlation: float = 0.96
     engine_factor: float = 3.0
     cache_factor: float = 1.3
     cache_positions: int = 8
@@ -96,6 +100,16 @@ class Case:
         """Whether the mean |Δ| is no more than noise."""
         return self.measures.mean_abs <= self.limits.noise * self.floor.mean_abs
 
+    @property
+    def is_miscounted(self) -> bool:
+        """Whether the mean ratio is not that of two policies."""
+        return abs(self.z) > self.limits.ratio_z
+
+    @property
+    def has_equal_weights(self) -> bool:
+        """Whether digests say so."""
+        return self.weights is not None and self.weights.is_equal
+
 
 def judged_z(measures: PolicyMeasures, limits: Limits) -> float:
     """Return by how many standard errors the mean ratio is from 1; 0 where too few sequences tell, or it is near 1."""
@@ -108,7 +122,7 @@ def find_causes(case: Case) -> tuple[FoundCause, ...]:
     found = [cause for rule in _RULES for cause in rule(case)]
     # what explains most leaves nothing to the rules after it, but digests need no explanation
     found = [cause for index, cause in enumerate(found) if not index or cause.cause is Cause.WEIGHTS_DIFFER]
-    if not found and (not case.is_noise or abs(case.z) > case.limits.ratio_z):
+    if not found and (not case.is_noise or case.is_miscounted):
         found = [_unexplained(case)]
     return tuple(found)
 
@@ -133,7 +147,7 @@ def _padding(case: Case) -> Iterator[FoundCause]:
             evidence=f"{case.tokens.num_masks_differ:,} positions count on one side only",
             advice="build one mask of the response, from the end-of-sequence token, and use it on both sides",
         )
-    if abs(case.z) <= case.limits.ratio_z and case.is_noise:
+    if case.is_noise and not case.is_miscounted:
         return
     for what, kept in _without_ends(case.tokens):
         left = measure(case.tokens.only(kept))
@@ -187,10 +201,13 @@ def _run_to_end(sequence: Integers, values: Integers) -> Flags:
 
 def _temperature(case: Case) -> Iterator[FoundCause]:
     limits, m = case.limits, case.measures
-    if not m.correlation > limits.temperature_correlation or case.is_noise:
+    if not m.correlation > limits.temperature_correlation or (case.is_noise and not case.is_miscounted):
         return
     spread = m.slope / m.correlation  # a slope by itself is lower the more other things differ, too
     if abs(spread - 1.0) <= limits.temperature_spread:
+        return
+    # What a policy samples, it holds likelier than any other does: by that alone its log-probabilities spread less.
+    if spread < 1.0 and not case.is_miscounted and not m.correlation > limits.narrow_correlation:
         return
     side, found = ("rollout", 1.0 / spread) if spread > 1.0 else ("trainer", spread)
     said = case.sampling.temperature
@@ -225,10 +242,13 @@ def _truncated_support(case: Case) -> Iterator[FoundCause]:
 
 
 def _other_context(case: Case) -> Iterator[FoundCause]:
+    if case.measures.correlation < case.limits.context_correlation and not case.is_noise:
+        yield _context(case)
+
+
+def _context(case: Case) -> FoundCause:
     m = case.measures
-    if not m.correlation < case.limits.context_correlation or case.is_noise:
-        return
-    yield FoundCause(
+    return FoundCause(
         cause=Cause.OTHER_CONTEXT,
         evidence=f"correlation {m.correlation:.3f}, and no better with a neighbouring token ({m.lag_correlation:.3f})",
         advice="compare what both sides see before the response: template, system prompt, position ids, attention mask",
@@ -333,12 +353,12 @@ def _routing(case: Case) -> Iterator[FoundCause]:
 
 def _unexplained(case: Case) -> FoundCause:
     m = case.measures
-    if abs(case.z) > case.limits.ratio_z:
+    if case.is_miscounted:
         evidence = f"mean ratio {m.ratio:.4f}, {case.z:+.1f} standard errors from 1: what was logged is not what was "
         evidence += "sampled from"
         advice = "compare the engine's logged log-probabilities with a plain forward of its own weights"
-    elif case.weights is not None and case.weights.is_equal:
-        return _numerics(case)
+    elif case.has_equal_weights:
+        return _numerics(case) if m.correlation >= case.limits.numerics_correlation else _context(case)
     else:
         evidence = f"mean |Δ| {m.mean_abs:.3g}, {m.mean_abs / case.floor.mean_abs:.1f} × what rounding gives; the mean "
         evidence += f"ratio {m.ratio:.3f} is that of two policies"
@@ -347,7 +367,7 @@ def _unexplained(case: Case) -> FoundCause:
 
 
 def _numerics(case: Case) -> FoundCause:
-    """All that is left where weights are equal and nothing was miscounted."""
+    """All that is left where weights are equal, nothing was miscounted and both sides see much the same."""
     m = case.measures
     return FoundCause(
         cause=Cause.NUMERICS,

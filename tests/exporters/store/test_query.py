@@ -110,7 +110,14 @@ def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp
 
     out = query(capsys, run)
 
-    for text in ("all_stats, stats (kind varchar", "steps (attempt", "alerts (host", "are NaN", "Examples:"):
+    for text in (
+        "all_stats, stats (kind varchar",
+        "steps (attempt",
+        "alerts (host",
+        "alerts_handled (host",
+        "are NaN",
+        "Examples:",
+    ):
         assert text in out
     examples = out.split("Examples:\n")[1].split(";")[:-1]
     assert len(examples) == 7
@@ -128,7 +135,7 @@ def test_what_is_listed_is_as_wide_as_the_terminal_and_whole(tmp_path, monkeypat
 
     assert width - 20 < max(map(len, lines)) <= width
     with open_run(run) as connection:
-        for table in ("stats", "steps", "step_values", "alerts"):
+        for table in ("stats", "steps", "step_values", "alerts", "alerts_handled"):
             for column, kind in connection.execute(
                 f"SELECT column_name, column_type FROM (DESCRIBE {table})"
             ).fetchall():
@@ -154,7 +161,8 @@ def test_a_run_is_a_path_an_id_or_the_newest(tmp_path, capsys):
         find_run(None, tmp_path / "empty")
 
 
-TABLES = "Tables: alerts, all_stats, histograms, stats, step_values, steps (`trainermon query RUN` lists their columns)"
+NAMES = "alerts, alerts_handled, all_stats, histograms, stats, step_values, steps"
+TABLES = f"Tables: {NAMES} (`trainermon query RUN` lists their columns)"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainermon.alerts.handling import FILE, Acknowledgement, AlertHandling, Silence
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Cursor, Header
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
@@ -338,7 +339,7 @@ def test_the_newest_segment_may_be_merged_away_while_it_is_looked_for(tmp_path, 
 
 
 def test_a_run_without_any_segment_has_empty_tables(tmp_path):
-    for table in ("stats", "all_stats", "steps", "step_values", "alerts"):
+    for table in ("stats", "all_stats", "steps", "step_values", "alerts", "alerts_handled"):
         assert rows_of(tmp_path, f"FROM {table}") == []
     with pytest.raises(StoreError, match="no such run directory"):
         open_run(tmp_path / "nowhere")
@@ -496,3 +497,20 @@ def test_alerts_are_a_table_whatever_is_torn_in_the_log(tmp_path):
     assert found[:4] == ("node", "nonfinite", 5, math.inf)
     assert math.isnan(found[4])
     assert found[5:] == ("it's bad", '[{"value": 1}]')
+
+
+def test_what_was_said_about_alerts_is_a_table(tmp_path):
+    path = tmp_path / "nodes" / "node" / FILE
+    path.parent.mkdir(parents=True)
+    handling = AlertHandling(path)
+    handling.write(Acknowledgement(alert="a1", by="ada", time_s=1.5, note="node 7"))
+    with path.open("a") as file:
+        file.write('[]\n{"acknowledged": 3}\n')
+    handling.write(Silence(rule="nonfinite", until_s=99.0, by="alan", time_s=2.5, series="h.3.*"))
+
+    said = rows_of(tmp_path, "SELECT * FROM alerts_handled ORDER BY time_s")
+
+    assert said == [
+        ("node", "acknowledged", "a1", None, None, "ada", 1.5, None, "node 7"),
+        ("node", "silenced", None, "nonfinite", "h.3.*", "alan", 2.5, 99.0, ""),
+    ]

@@ -45,6 +45,8 @@ histograms has one row per bin that has elements, where histograms were taken: c
 NULL for those that are not finite. steps has one row per step, step_values one per step and rank. Their values are
 NaN where an element was NaN, else inf where one was infinite, of either sign; and NULL where nothing was recorded.
 The page calls both "not finite". In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
+alerts has one row per change of an alert's state, alerts_handled one for each time that somebody acknowledged an alert
+or silenced a rule.
 """
 _EXAMPLES = """\
 Examples:
@@ -67,6 +69,9 @@ Examples:
   GROUP BY ALL ORDER BY step, low;
 
   FROM alerts ORDER BY time_s;
+
+  SELECT said, who, note, alert, rule, series
+  FROM alerts_handled ORDER BY time_s;
 """
 
 

@@ -1,7 +1,8 @@
 """A run directory as SQL tables, while the run is on and after it.
 
 `stats` and `all_stats` have a row per series, rank and step, `histograms` one per bin of these that has elements,
-`steps` and `step_values` one per step, `alerts` one per change of an alert's state.
+`steps` and `step_values` one per step, `alerts` one per change of an alert's state, `alerts_handled` one for everything
+that somebody said about alerts.
 """
 
 # ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
@@ -61,6 +62,16 @@ _ALERT_COLUMNS: Mapping[str, str] = {
     "num_series": "INTEGER",
     "message": "VARCHAR",
 }
+_HANDLED_COLUMNS: Mapping[str, str] = {
+    "said": "VARCHAR",  # acknowledged or silenced
+    "alert": "VARCHAR",
+    "rule": "VARCHAR",
+    "series": "VARCHAR",
+    "who": "VARCHAR",
+    "time_s": "DOUBLE",
+    "until_s": "DOUBLE",
+    "note": "VARCHAR",
+}
 
 
 def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> duckdb.DuckDBPyConnection:
@@ -81,7 +92,7 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     connection.execute(f"CREATE VIEW steps AS {STEPS}")
     connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
     connection.execute(f"CREATE VIEW histograms AS {_histograms()}")
-    _create_alerts(connection, sorted(run_dir.glob("nodes/*/alerts.jsonl")))
+    _create_alerts(connection, sorted(run_dir.glob("nodes/*")))
     return connection
 
 
@@ -226,18 +237,36 @@ def _double(value: float) -> str:
     return "NULL::DOUBLE" if math.isnan(value) else f"'{value!r}'::DOUBLE"
 
 
-def _create_alerts(connection: duckdb.DuckDBPyConnection, logs: Iterable[Path]) -> None:
-    """Create the table `alerts` of all state changes in the nodes' logs; lines that are not whole are left out."""
-    columns = ", ".join(f"{name} {kind}" for name, kind in _ALERT_COLUMNS.items())
-    connection.execute(f"CREATE TABLE alerts (host VARCHAR, {columns}, findings VARCHAR)")
-    marks = ", ".join(["?", *(f"TRY_CAST(? AS {kind})" for kind in _ALERT_COLUMNS.values()), "?"])
-    rows = [
-        [log.parent.name, *(alert.get(name) for name in _ALERT_COLUMNS), json.dumps(alert.get("findings"))]
-        for log in logs
-        for alert in Ledger(log).read(_storable)
+def _create_alerts(connection: duckdb.DuckDBPyConnection, nodes: Sequence[Path]) -> None:
+    """Create the tables of all state changes in the nodes' logs, and of what was said about alerts."""
+    alerts = [
+        (node.name, {**alert, "findings": json.dumps(alert.get("findings"))})
+        for node in nodes
+        for alert in Ledger(node / "alerts.jsonl").read(_storable)
     ]
+    _create_table(connection, "alerts", {**_ALERT_COLUMNS, "findings": "VARCHAR"}, alerts)
+    handled = [(node.name, words) for node in nodes for words in Ledger(node / "alerts.handled.jsonl").read(_words_of)]
+    _create_table(connection, "alerts_handled", _HANDLED_COLUMNS, handled)
+
+
+def _create_table(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    columns: Mapping[str, str],
+    lines: Iterable[tuple[str, Mapping[str, Any]]],
+) -> None:
+    """Create a table of lines of logs, each with its host; NULL where a line has nothing that fits a column."""
+    described = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+    connection.execute(f"CREATE TABLE {name} (host VARCHAR, {described})")
+    rows = [[host, *map(line.get, columns)] for host, line in lines]
     if rows:
-        connection.executemany(f"INSERT INTO alerts VALUES ({marks})", rows)
+        marks = ", ".join(["?", *(f"TRY_CAST(? AS {kind})" for kind in columns.values())])
+        connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+
+
+def _words_of(entry: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    ((said, words),) = entry.items()
+    return _storable({**words, "said": said, "who": words["by"]})
 
 
 def _storable(alert: Mapping[str, Any]) -> dict[str, Any]:
