@@ -120,7 +120,7 @@ def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp
     ):
         assert text in out
     examples = out.split("Examples:\n")[1].split(";")[:-1]
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         run_query(run, example)
 
