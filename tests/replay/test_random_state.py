@@ -1,4 +1,4 @@
-"""The states of generators that a replay begins from, against what numpy itself says."""
+"""The states of generators that a replay begins from, against what numpy and Python themselves say."""
 
 import random
 
@@ -31,6 +31,25 @@ def test_numpys_state_is_what_numpy_says_however_it_was_used():
 
         assert (name, rest) == (expected_name, expected), number
         np.testing.assert_array_equal(words, expected_words)
+
+
+def test_pythons_state_is_what_python_says_however_it_was_used():
+    draws, before = random.Random(0), random.getstate()
+    kept = [before]
+    uses = (
+        lambda: None,
+        lambda: random.gauss(0.0, 1.0),  # leaves a second normal number ready, or takes the one that is
+        lambda: random.randbytes(draws.randrange(3000)),
+        lambda: random.seed(draws.randrange(3)),
+        lambda: random.setstate(draws.choice(kept)),
+    )
+    try:
+        for number in range(1000):
+            draws.choice(uses)()
+            assert RandomState.current([]).python == random.getstate(), number
+            kept.append(random.getstate())
+    finally:
+        random.setstate(before)
 
 
 def test_a_state_that_was_put_back_by_the_script_is_seen_when_asked_for_anew():

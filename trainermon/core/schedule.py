@@ -24,3 +24,13 @@ class Schedule:
         """Return whether the schedule says that `step` is collected."""
         index, rest = divmod(step - self.start_step, self.step_interval)
         return rest == 0 and 0 <= index < self.collect_times
+
+    def next_due(self, step: int) -> int | None:
+        """Return the first step from `step` on that is collected; None if there is none.
+
+        >>> schedule = Schedule(start_step=2, step_interval=3, collect_times=2)
+        >>> [schedule.next_due(step) for step in range(7)]
+        [2, 2, 2, 5, 5, 5, None]
+        """
+        index = max(0, -((self.start_step - step) // self.step_interval))
+        return self.start_step + index * self.step_interval if index < self.collect_times else None

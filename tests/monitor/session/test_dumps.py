@@ -17,6 +17,7 @@ from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.sources import read_sources
 from trainermon.dump.files.verdicts import Reproducibility
 from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.session import phases
 from trainermon.replay import replay as replay_module
 from trainermon.replay.keep import ForwardKeeper
 from trainermon.replay.state import RandomState
@@ -221,7 +222,9 @@ def test_stop_takes_back_what_was_ordered(places):
     assert events(places, "dump") == []
 
 
-def test_a_command_collects_steps_beside_the_schedule(places):
+def test_a_command_collects_steps_beside_the_schedule(places, monkeypatch):
+    monkeypatch.setattr(phases, "LOOK_S", 0.0)  # a toy's steps are over before a rank looks again
+
     def order(step, _model):
         if step == 1:
             ControlReader(only_spool(places[0]), 0).send(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import operator
@@ -20,6 +21,7 @@ from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
 from trainermon.monitor.taps.training import (
     HeldParameter,
+    HookMaker,
     OptimizerState,
     StepOutcome,
     TapHandle,
@@ -53,25 +55,30 @@ class PlainTraining(Training):
         *,
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],
+        hooks: HookMaker | None = None,
     ) -> list[TapHandle]:
         """Call `entry` and `exit(outcome)` from the optimizer's own step hooks, and return these.
 
         With a closure, `entry` comes after its first call, when gradients exist.
         """
+        contained, untold = guard.wrap(entry), StepOutcome()
 
         def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return None if _num_steps(optimizer) > 1 else _enter(guard.wrap(entry), args, kwargs)
+            return None if _is_nested(optimizer) else _enter(contained, args, kwargs)
 
         def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if _num_steps(optimizer) <= 1:
-                exit(StepOutcome())
+            if not _is_nested(optimizer):
+                exit(untold)
 
-        before, after = guard.wrap(begins), guard.wrap(ends)
+        if hooks is None or _may_nest(self.optimizer):
+            before, after = guard.wrap(begins), guard.wrap(ends)
+        else:
+            before, after = hooks.entry(guard, begins), hooks.exit(guard, ends)
         return [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
 
     def is_stepping(self) -> bool:
         """Return whether the optimizer's `step` is running now."""
-        return _num_steps(self.optimizer) > 0
+        return next(_steps_of(self.optimizer, sys._getframe()), None) is not None
 
     def gradients_are_gone(self) -> bool:
         """Return whether the script has dropped all gradients: no parameter has one.
@@ -256,17 +263,29 @@ def require_stepped(training: Training) -> None:
         )
 
 
-def _num_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many steps of `optimizer` are on the stack: two where a subclass's calls that of its base.
+def _may_nest(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step of `optimizer` may call another one of it: its class's the one of another class."""
+    steps = (vars(cls).get("step") for cls in type(optimizer).__mro__ if cls is not torch.optim.Optimizer)
+    return len({inspect.unwrap(step) for step in steps if callable(step)}) > 1
 
-    torch calls hooks around both. The stack tells, and no counter, which a step that raises would leave behind. 5 µs.
+
+def _is_nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Return, in a hook of a step of `optimizer`, whether that step was called by another one of it: its subclass's.
+
+    torch calls hooks around both. The stack tells, and no counter, which a step that raises would leave behind. 1 µs.
     """
     frame: FrameType | None = sys._getframe(1)
-    found = 0
-    while frame is not None:
-        found += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+    while frame is not None and frame.f_code is not _STEP:
         frame = frame.f_back
-    return found
+    return frame is not None and next(_steps_of(optimizer, frame.f_back), None) is not None
+
+
+def _steps_of(optimizer: torch.optim.Optimizer, frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames from `frame` outwards in which a step of `optimizer` runs."""
+    while frame is not None:
+        if frame.f_code is _STEP and frame.f_locals.get("self") is optimizer:
+            yield frame
+        frame = frame.f_back
 
 
 def _enter(

@@ -71,7 +71,12 @@ class AttachedTraining(AttachedRank):
 
     def _make_loop(self, *, num_micro_steps: int, step: int) -> StepLoop:
         return StepLoop(
-            self._parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
+            self._parts,
+            self._config,
+            step=step,
+            num_micro_steps=num_micro_steps,
+            between_steps=self._between_steps,
+            has_news=self._has_news,
         )
 
     def _described(self) -> Training:
@@ -92,6 +97,9 @@ class AttachedTraining(AttachedRank):
     def _number(self, name: str, value: object) -> Tensor | float | None:
         number: Tensor | float | None = number_or_none(name, value, _as_number)
         return number
+
+    def _has_news(self) -> bool:
+        return self._witness.has_news or super()._has_news()
 
     def _between_steps(self, step: int) -> None:
         self._parts.dumps.poll_commands(step, self._files.page.epoch())

@@ -287,6 +287,10 @@ class AttachedRank(abc.ABC):
             self._files.page.beat(self._loop.step, Phase.DETACHED, time.time())
         self._files.journal.append_event(DetachedEvent(message=message))
 
+    def _has_news(self) -> bool:
+        """Return whether `_between_steps` would find anything; it is memory that is looked at."""
+        return self._agent.is_page_awaited or self._reconfiguration.has_news(self._files.page.epoch())
+
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         if self._agent.is_page_awaited:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from trainermon.core.config import MonitorConfig
 from trainermon.core.schedule import Schedule
 from trainermon.hooks.names import chosen
@@ -43,6 +45,11 @@ class DueTaps:
             self.context.steps.attach()
         elif not self.is_due and attached:
             self.detach()
+
+    def next_due(self, step: int) -> float:
+        """Return the first step from `step` on that the schedule collects; infinite if there is none."""
+        found = self._schedule.next_due(step)
+        return math.inf if found is None else found
 
     def detach(self) -> None:
         """Remove every hook of the taps."""

@@ -51,6 +51,11 @@ class OrderedDumps:
         self._orders: list[_ActiveOrder] = []
         self._open: list[_OpenDump] = []
 
+    @property
+    def are_any(self) -> bool:
+        """Whether something is ordered for the open step or a later one."""
+        return bool(self._orders or self._open)
+
     def collects(self, step: int) -> bool:
         """Return whether a command asks to collect `step` beside the schedule."""
         return any(order.command.action is Action.COLLECT and order.covers(step) for order in self._orders)

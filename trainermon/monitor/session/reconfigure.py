@@ -62,6 +62,10 @@ class LiveReconfiguration:
         self._known: set[str] = set()
         self._waiting: list[Command] = []
 
+    def has_news(self, epoch: int) -> bool:
+        """Return whether `poll` may have something to do at a control page of that `epoch`."""
+        return epoch != self._epoch or bool(self._waiting)
+
     def poll(self, step: int, epoch: int) -> None:
         """Apply new configurations, read if the control page is at another `epoch`; `step` is the next one to begin."""
         if epoch != self._epoch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainermon.core.catalogue import STEP_TIME_SERIES
 from trainermon.core.values import Kind, SeriesKey
-from trainermon.monitor.session.phases import CurrentStep
+from trainermon.monitor.session.phases import CurrentStep, QuietSteps
 from trainermon.monitor.session.recorded import StepCounter, StepRecorder
 from trainermon.monitor.taps.row_collector import RowCollector
 
@@ -34,20 +34,38 @@ class ScriptValues:
 
     Where in its loop the script records is learnt from its first call.
 
-    Attributes:
+    Args:
         recorder: Files values under the step that is open in the collector.
+        collector: Takes the rows.
+        steps: Knows whether a forward of the open step has begun.
+        step: The step that is open.
+        quiet: Steps that pass unseen, which a recorded value ends.
+
+    Attributes:
+        recorder: The recorder.
+        exited_s: When the last step ended, by `time.perf_counter`; 0 before.
     """
 
-    def __init__(self, recorder: StepRecorder, collector: RowCollector, steps: StepCounter, step: CurrentStep) -> None:
+    def __init__(
+        self,
+        recorder: StepRecorder,
+        collector: RowCollector,
+        steps: StepCounter,
+        step: CurrentStep,
+        quiet: QuietSteps | None = None,
+    ) -> None:
         self.recorder = recorder
         self._collector = collector
         self._steps = steps
         self._step = step
         self._place = RecordPlace.UNKNOWN
-        self._exited_s = self._duration_s = 0.0
+        self.exited_s = self._duration_s = 0.0
+        self._quiet = quiet
 
     def file(self, values: Mapping[str, Tensor | float]) -> None:
         """Record `values` under the step that runs, wherever in its loop the script records."""
+        if self._quiet is not None:
+            self._quiet.end()
         for name, value in values.items():
             self.recorder.file(name, value)
 
@@ -57,6 +75,8 @@ class ScriptValues:
         They belong to the step that has just ended if the script's first call came between two steps, and this one does
         too. Otherwise that step is closed for good.
         """
+        if self._quiet is not None:
+            self._quiet.end()
         has_ended_one = self._step.number > self._step.first
         if self._place is RecordPlace.UNKNOWN:
             is_after = has_ended_one and not self._steps.has_begun
@@ -77,11 +97,17 @@ class ScriptValues:
     def take_duration(self) -> None:
         """Record the duration of the step that ends now, and its tokens per second."""
         now_s = time.perf_counter()
-        self._duration_s = now_s - self._exited_s if self._exited_s else 0.0
-        self._exited_s = now_s
+        self._duration_s = now_s - self.exited_s if self.exited_s else 0.0
+        self.exited_s = now_s
         if self._duration_s and not self._collector.is_empty:
             self._collector.put(self._collector.table.id_of(DURATION), self._duration_s)
             self.recorder.file_rate(self._duration_s)
+
+    def passed(self, step: int, began_s: float, duration_s: float) -> None:
+        """Go on at `step` after quiet ones; see `QuietSteps.begin` for the arguments."""
+        self._collector.begin(step)
+        if duration_s:
+            self.exited_s, self._duration_s = began_s, duration_s
 
     def step_began(self) -> None:
         """Write the previous step, unless the script may still record values of it."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec
+from time import perf_counter
+from typing import Any, ParamSpec
 
 import torch
 from torch import nn
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.compiler import is_dynamo_compiling
 
-from trainermon.hooks.guard import FaultGuard
+from trainermon.hooks.guard import ContainedCall, FaultGuard
+from trainermon.monitor.session.phases import QuietSteps
 from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
 PROFILER_RANGE = "trainermon.step"
@@ -31,14 +34,17 @@ class StepHooks:
         *,
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],  # the counterpart of entry
+        quiet: QuietSteps,
         state_is_read: Callable[..., None],
     ) -> None:
         """Have `entry()` called when the optimizer's step begins, `exit(outcome)` when it ends.
 
-        `state_is_read` is called when the model's `state_dict` is read. A profile that the user takes shows both calls
-        as ranges `trainermon.step`.
+        A short step that is `quiet` is counted instead. `state_is_read` is called when the model's `state_dict` is
+        read. A profile that the user takes shows the first two as ranges `trainermon.step`.
         """
-        self._handles = self._training.watch_step(self._guard, entry=_shown(entry), exit=_shown(exit))
+        self._handles = self._training.watch_step(
+            self._guard, entry=_shown(entry), exit=_shown(exit), hooks=_QuietHooks(quiet)
+        )
         self._handles.extend(self._watch_checkpoints(state_is_read))
 
     def detach(self) -> None:
@@ -56,6 +62,47 @@ class StepHooks:
             for owner in owners
             if not isinstance(owner, torch.jit.ScriptModule)  # which refuses hooks of this kind
         ]
+
+
+class _QuietHooks:
+    """Makes hooks of the optimizer's step that take one function of Python each on a short quiet step."""
+
+    def __init__(self, quiet: QuietSteps) -> None:
+        self._quiet = quiet
+
+    def entry(self, guard: FaultGuard, function: Callable[..., Any]) -> ContainedCall:
+        """Return the hook at its begin."""
+        return _QuietEntry(guard, function, self._quiet)
+
+    def exit(self, guard: FaultGuard, function: Callable[..., Any]) -> ContainedCall:
+        """Return the hook at its end."""
+        return _QuietExit(guard, function, self._quiet)
+
+
+class _QuietEntry(ContainedCall):
+    __slots__ = ("_quiet",)
+
+    def __init__(self, guard: FaultGuard, function: Callable[..., Any], quiet: QuietSteps) -> None:
+        super().__init__(guard, function)
+        self._quiet = quiet
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self._quiet.are_short else super().__call__(*args)
+
+
+class _QuietExit(_QuietEntry):
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> Any:
+        quiet = self._quiet
+        if quiet.are_short:
+            if is_dynamo_compiling():
+                return None
+            now_s, coming = perf_counter(), quiet.step.number + 1
+            if now_s < quiet.look_at_s and coming < quiet.until:
+                quiet.step.number, quiet.before_s, quiet.began_s = coming, quiet.began_s, now_s
+                return None
+        return ContainedCall.__call__(self, *args)
 
 
 def _shown(call: Callable[_P, None]) -> Callable[_P, None]:

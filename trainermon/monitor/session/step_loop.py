@@ -25,7 +25,7 @@ from trainermon.monitor.session.collection import TapContext
 from trainermon.monitor.session.due_taps import DueTaps
 from trainermon.monitor.session.dumps import RankDumps
 from trainermon.monitor.session.gradient_check import FiniteGradientCheck
-from trainermon.monitor.session.phases import CurrentStep, StepPhases
+from trainermon.monitor.session.phases import CurrentStep, QuietSteps, StepPhases
 from trainermon.monitor.session.recorded import StepRecorder
 from trainermon.monitor.session.script_values import ScriptValues
 from trainermon.monitor.session.step_hooks import StepHooks
@@ -75,7 +75,9 @@ class StepLoop:
         config: The configuration.
         step: Number of the first step.
         num_micro_steps: Backwards per step.
-        between_steps: Called with the number of each step before it begins.
+        between_steps: Called with the number of each step before it begins; while nothing is due, only when there are
+            news.
+        has_news: Tells whether it would find anything.
 
     Attributes:
         collector: Rows of the open step.
@@ -85,7 +87,7 @@ class StepLoop:
         taps: What is collected.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it watches, and whom it tells
         self,
         parts: RankParts,
         config: MonitorConfig,
@@ -93,13 +95,15 @@ class StepLoop:
         step: int,
         num_micro_steps: int,
         between_steps: Callable[[int], None],
+        has_news: Callable[[], bool],
     ) -> None:
         training, guard = parts.training, parts.guard
         self._step = CurrentStep(step)
         self._dumps = parts.dumps
-        self._between_steps = between_steps
+        self._between_steps, self._has_news = between_steps, has_news
         self._max_backwards = MAX_BACKWARDS * num_micro_steps
         self.phases = StepPhases(parts.page, self._step)
+        self._quiet = QuietSteps(self._step, self.phases, has_news)
         self.collector = Collector(training.device, parts.journal)
         self.steps = MicroSteps(
             training,
@@ -111,7 +115,7 @@ class StepLoop:
             on_backward_end=self._backward_ended,
         )
         recorder = StepRecorder(training, self.collector, self.steps, num_micro_steps=num_micro_steps)
-        self.values = ScriptValues(recorder, self.collector, self.steps, self._step)
+        self.values = ScriptValues(recorder, self.collector, self.steps, self._step, self._quiet)
         parts.dumps.replays.configure(config)
         context = TapContext(
             training=training,
@@ -136,7 +140,9 @@ class StepLoop:
     def start(self) -> None:
         """Hook the optimizer's step, and prepare the first one."""
         self.phases.beat(Phase.SETUP)
-        self._hooks.attach(entry=self._entry, exit=self._exit, state_is_read=self.phases.state_is_read)
+        self._hooks.attach(
+            entry=self._entry, exit=self._exit, quiet=self._quiet, state_is_read=self.phases.state_is_read
+        )
         self.collector.begin(self.step)
         self._prepare()
 
@@ -146,6 +152,7 @@ class StepLoop:
 
     def expect_micro_steps(self, number: int) -> None:
         """Set how many backwards the running step has."""
+        self._quiet.end()
         self.steps.expect(number)
 
     def detach_taps(self) -> None:
@@ -165,6 +172,7 @@ class StepLoop:
         What has no optimizer step is no step: of the one that is open only what the script recorded is written, unless
         it is what the training `failed` in, or its gradients are not finite.
         """
+        self._quiet.end()
         self._hooks.detach()
         if self._step.number == self._step.first:
             self._unseen.look_for_step()
@@ -191,6 +199,8 @@ class StepLoop:
         self.taps.prepare(step, is_ordered=self._dumps.ordered.collects(step))
         self._dumps.prepare(step, gradients_due=self.taps.is_due and self.taps.takes_gradients)
         self._check.watch_decision()
+        if not (self.taps.is_due or self._dumps.ordered.are_any or self.collector.has_ended or self._has_news()):
+            self._quiet.begin(self.taps.next_due(step), self.values.exited_s, self.values.passed)
 
     def _forward_begins(self) -> None:
         self.collector.seal_ended()
@@ -231,6 +241,8 @@ class StepLoop:
         self.phases.beat(Phase.DETACHED)
 
     def _entry(self) -> None:
+        if self._quiet.enter():
+            return
         self.collector.seal_ended()
         self.phases.beat(Phase.OPTIMIZER)
         if not self.taps.is_due:
@@ -242,6 +254,8 @@ class StepLoop:
         self.steps.stepping = True  # what an optimizer with a closure evaluates again is no step of the script's
 
     def _exit(self, outcome: StepOutcome) -> None:
+        if self._quiet.leave():
+            return
         self.steps.stepping = False
         if self.taps.is_due:
             self.taps.collection.after_optimizer(outcome)

@@ -270,6 +270,11 @@ class RowCollector:
         return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
 
     @property
+    def has_ended(self) -> bool:
+        """Whether a step that has ended is still open for `late`."""
+        return self._ended is not None
+
+    @property
     def is_empty(self) -> bool:
         """Whether no row was recorded for this step."""
         return not self._rows and not self._scalars

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
-from trainermon.hooks.guard import FaultGuard
+from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.hooks.replayable import Replayable
 
 
@@ -21,6 +21,16 @@ class TapHandle(Protocol):
 
     def remove(self) -> None:
         """Remove the hook or patch; does nothing the second time."""
+
+
+class HookMaker(Protocol):
+    """Interface of what makes the hooks at both ends of the optimizer's step, each of a function and its guard."""
+
+    def entry(self, guard: FaultGuard, function: Callable[..., Any]) -> ContainedCall:
+        """Return the hook at its begin."""
+
+    def exit(self, guard: FaultGuard, function: Callable[..., Any]) -> ContainedCall:
+        """Return the hook at its end."""
 
 
 class WatchedModule(NamedTuple):
@@ -172,8 +182,12 @@ class Training(abc.ABC):
         *,
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],  # the counterpart of entry
+        hooks: HookMaker | None = None,
     ) -> list[TapHandle]:
-        """Call `entry` before the outer optimizer step and `exit(outcome)` after it; return the hooks."""
+        """Call `entry` before the outer optimizer step and `exit(outcome)` after it; return the hooks.
+
+        `hooks` makes them; by default `guard` does.
+        """
 
     def is_stepping(self) -> bool:
         """Return whether the outer step that has begun still runs; it may have been left by an exception."""

@@ -13,7 +13,14 @@ from trainermon.monitor.frameworks.deepspeed import names
 from trainermon.monitor.frameworks.deepspeed.holders import OptimizerHolder
 from trainermon.monitor.frameworks.deepspeed.replay import DeepSpeedReplayable, Stage3Replayable
 from trainermon.monitor.frameworks.deepspeed.step import StepWatch
-from trainermon.monitor.taps.training import HeldParameter, OptimizerState, StepOutcome, TapHandle, Training
+from trainermon.monitor.taps.training import (
+    HeldParameter,
+    HookMaker,
+    OptimizerState,
+    StepOutcome,
+    TapHandle,
+    Training,
+)
 
 
 class DeepSpeedTraining(Training):
@@ -53,11 +60,14 @@ class DeepSpeedTraining(Training):
         *,
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],
+        hooks: HookMaker | None = None,
     ) -> list[TapHandle]:
         """Call `entry` and `exit(outcome)` around the engine's step at accumulation boundaries; return the patches.
 
         `engine.step()` between the boundaries does not count.
         """
+        if hooks is not None:
+            entry, exit = hooks.entry(guard, entry), hooks.exit(guard, exit)
         return self._steps.watch(guard, entry, exit)
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:

@@ -16,7 +16,7 @@ from trainermon.monitor.frameworks.megatron import holdings
 from trainermon.monitor.frameworks.megatron.groups import process_groups_of
 from trainermon.monitor.frameworks.megatron.holdings import ParameterRange
 from trainermon.monitor.frameworks.megatron.replay import MegatronReplayable
-from trainermon.monitor.taps.training import OptimizerState, StepOutcome, TapHandle, Training
+from trainermon.monitor.taps.training import HookMaker, OptimizerState, StepOutcome, TapHandle, Training
 
 
 class MegatronTraining(Training):
@@ -59,13 +59,21 @@ class MegatronTraining(Training):
         *,
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],
+        hooks: HookMaker | None = None,
     ) -> list[TapHandle]:
         """Call `entry` and `exit(outcome)` around `step` of the outer optimizer, which is replaced; return the patch.
 
         At its entry gradients are final, not clipped and not unscaled.
         """
-        before = guard.wrap(lambda _args, _kwargs: self._enter(entry))
-        after = guard.wrap(lambda result: exit(self._outcome(result)))
+
+        def begins(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+            self._enter(entry)
+
+        def ends(result: tuple[bool, float | None, Any]) -> None:
+            exit(self._outcome(result))
+
+        before = guard.wrap(begins) if hooks is None else hooks.entry(guard, begins)
+        after = guard.wrap(ends) if hooks is None else hooks.exit(guard, ends)
         return [Patch(self.optimizer, "step", before=before, after=after)]
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
