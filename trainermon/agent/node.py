@@ -139,6 +139,19 @@ class RunNode:
         """Return a piece of that page's data, packed by gzip; None if there is none."""
         return await self._graphs.piece(key, number)
 
+    async def graph_notes(self, key: DumpKey) -> dict[str, Any] | None:
+        """Return what was written at nodes of that graph, ready for JSON; None: no such dump. Raises DumpError."""
+        return await self._graphs.notes(key)
+
+    async def keep_graph_notes(self, key: DumpKey, content: bytes) -> bool:
+        """Keep what was written at nodes of that graph; return whether there is such a dump.
+
+        Raises:
+            ValueError: It is not of the form of notes.
+            OSError: It cannot be written.
+        """
+        return await self._graphs.keep_notes(key, content)
+
     async def close(self) -> None:
         """Stop what was begun for a reader."""
         await self._graphs.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -97,6 +98,30 @@ def test_one_more_rank_has_it_built_again(tmp_path):
         return states
 
     assert asyncio.run(main()) == [GraphState.BUILDING, GraphState.READY] * 2
+
+
+def test_notes_are_kept_beside_the_dumps_of_the_graph(tmp_path):
+    keys = DumpKey("b", 2, 1), DumpKey("a", 1, 1), DumpKey("../../etc", 1, 1)
+    content = b'{"notes": {"Module.fc.Linear.forward.0": "look here"}, "matches": []}'
+
+    async def main():
+        dumps = RunDumps()
+        for folder in ("a/attempt1/step1", "b/attempt2/step1"):
+            (tmp_path / "dumps" / folder).mkdir(parents=True)
+            dumps.record(replayed({**REPLAY, "dump": f"dumps/{folder}/rank0"}))
+        with ThreadPoolExecutor(1) as executor:
+            graphs = DumpGraphs(tmp_path, dumps, executor=executor)
+            kept = [await graphs.keep_notes(key, content) for key in (keys[0], keys[2])]
+            with pytest.raises(ValueError, match="expected an object with notes and matches"):
+                await graphs.keep_notes(keys[0], b"[]")
+            return kept, [await graphs.notes(key) for key in keys]
+
+    kept, (ours, others, nothing) = asyncio.run(main())
+
+    assert kept == [True, False]
+    assert ours == json.loads(content) == json.loads((tmp_path / "dumps" / "graph_notes.json").read_text())
+    assert others == {"notes": {}, "matches": []}  # the dumps of an earlier attempt have a folder of their own
+    assert nothing is None
 
 
 @pytest.mark.parametrize(("number", "found"), [(0, True), (1, False), (2, True), (3, False), (10**18, False)])

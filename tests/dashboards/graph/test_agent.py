@@ -53,6 +53,24 @@ def test_each_dump_leads_to_its_graph(run: Any, page: Page) -> None:
     expect(page.locator("#panel table")).to_contain_text("NaN")
 
 
+def test_a_note_is_kept_with_the_runs_token_and_is_there_for_the_next_reader(run: Any, page: Page) -> None:
+    page.goto(f"{run.running()['url']}graph/a1/2/7/")
+    page.wait_for_selector("body[data-ready]")
+    note = page.get_by_label("note", exact=True)
+    note.fill("look here")
+    note.blur()
+    expect(page.locator("#panel section [role=status]")).to_contain_text("with its token only")
+    (token,) = (path.read_text().strip() for path in run.output.glob("nodes/*/token"))
+    page.get_by_label("Token").fill(token)
+    page.get_by_label("Token").blur()
+    expect(page.locator("#panel section [role=status]")).to_have_text("kept")
+
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert note.input_value() == "look here"
+    assert "look here" in (run.output / "dumps" / "graph_notes.json").read_text()
+
+
 def test_a_graph_that_cannot_be_drawn_says_why(run: Any, page: Page) -> None:
     (run.output / "dumps/a0/attempt1/step3/rank0/dump.json").write_text("{")
     page.goto(f"{run.running()['url']}graph/a0/1/3/")

@@ -72,6 +72,10 @@ def test_a_note_is_kept_beside_the_dump_and_stays_text(page: Page, tmp_path: Pat
     _select(page, "head")
     assert page.get_by_label("note").input_value() == HOSTILE
     assert page.locator("img").count() == 0
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    _select(page, "head")
+    assert page.get_by_label("note").input_value() == HOSTILE
 
 
 def test_two_nodes_are_matched_by_hand_and_no_longer(page: Page, tmp_path: Path) -> None:

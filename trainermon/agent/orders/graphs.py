@@ -13,11 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from trainermon.agent.lifecycle.child import output_of
 from trainermon.agent.orders.dumps import DumpKey, RunDumps
 from trainermon.dashboards.graph_details import DETAILS_SUFFIX, PIECES_SUFFIX, read_part
+from trainermon.dashboards.graph_notes import parse_notes, read_notes, write_notes
 
 TIME_LIMIT_S = 600.0
 READ_LIMIT_S = 10.0
@@ -113,6 +114,32 @@ class DumpGraphs:
     async def piece(self, key: DumpKey, number: int) -> bytes | None:
         """Return a piece of the data of the page with the dump `key`, packed by gzip; None if there is none."""
         return await self._part(key, PIECES_SUFFIX, number)
+
+    async def notes(self, key: DumpKey) -> dict[str, Any] | None:
+        """Return what was written at nodes of the graph with the dump `key`, ready for JSON; None: no such dump.
+
+        Raises:
+            DumpError: The file with it is damaged.
+        """
+        source = self._source(key)
+        if source is None:
+            return None
+        found = await self._read(lambda: read_notes(self._run_dir / source.folder))
+        return None if found is None else found.as_json()
+
+    async def keep_notes(self, key: DumpKey, content: bytes) -> bool:
+        """Keep what was written, all of it as JSON, beside the dumps; return whether there is such a dump.
+
+        Raises:
+            ValueError: It is not of that form.
+            OSError: It cannot be written.
+        """
+        source, notes = self._source(key), parse_notes(content)
+        if source is None:
+            return False
+        path = self._run_dir / source.folder
+        await asyncio.get_running_loop().run_in_executor(self._executor, write_notes, path, notes)
+        return True
 
     async def _part(self, key: DumpKey, suffix: str, number: int) -> bytes | None:
         source = self._source(key)

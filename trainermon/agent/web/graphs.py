@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
-from typing import Protocol
+from typing import Any, Protocol
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.orders.graphs import GraphAnswer, GraphState
+from trainermon.agent.web.answers import json_answer
 from trainermon.dashboards.headers import policy_of
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{head}
@@ -19,6 +20,9 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{head}
 <p class="empty"><a href="../../../../">← Back to the run</a></p></section></main></body></html>
 """
 _REFRESH = '<meta http-equiv="refresh" content="1">'
+
+
+_NO_DUMP = "the run has no dump of that name, attempt and step"
 
 
 class GraphInterface(Protocol):
@@ -32,6 +36,12 @@ class GraphInterface(Protocol):
 
     async def graph_piece(self, key: DumpKey, number: int) -> bytes | None:
         """Return a piece of the page's data, packed by gzip; None if there is none."""
+
+    async def graph_notes(self, key: DumpKey) -> dict[str, Any] | None:
+        """Return what was written at its nodes, ready for JSON; None: no such dump. Raises DumpError."""
+
+    async def keep_graph_notes(self, key: DumpKey, content: bytes) -> bool:
+        """Keep what was written at its nodes; return whether there is such a dump. Raises ValueError, OSError."""
 
 
 def add_graphs(app: FastAPI, node: GraphInterface) -> None:
@@ -56,6 +66,29 @@ def add_graphs(app: FastAPI, node: GraphInterface) -> None:
     @app.get("/graph/{identity}/{attempt}/{step}/pieces/{number}")
     async def piece(identity: str, attempt: int, step: int, number: int) -> Response:
         return _packed(await node.graph_piece(DumpKey(identity, attempt, step), number), "application/octet-stream")
+
+    _add_notes(app, node)
+
+
+def _add_notes(app: FastAPI, node: GraphInterface) -> None:
+    @app.get("/graph/{identity}/{attempt}/{step}/notes")
+    async def notes(identity: str, attempt: int, step: int) -> Response:
+        found = await node.graph_notes(DumpKey(identity, attempt, step))
+        if found is None:
+            raise HTTPException(404, _NO_DUMP)
+        return json_answer(found)
+
+    @app.post("/graph/{identity}/{attempt}/{step}/notes")
+    async def keep_notes(identity: str, attempt: int, step: int, request: Request) -> Response:
+        try:
+            is_kept = await node.keep_graph_notes(DumpKey(identity, attempt, step), await request.body())
+        except ValueError as error:
+            raise HTTPException(400, f"these are no notes: {error}") from None
+        except OSError as error:
+            raise HTTPException(409, f"notes cannot be written beside the dumps: {error.strerror or error}") from None
+        if not is_kept:
+            raise HTTPException(404, _NO_DUMP)
+        return json_answer({})
 
 
 def _packed(found: bytes | None, kind: str) -> Response:

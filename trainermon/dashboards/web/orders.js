@@ -2,10 +2,10 @@
 // token, which this tab remembers and nothing else.
 
 import { el, select } from "./dom.js";
+import { rememberToken, rememberedToken } from "./token.js";
 
 /** @import { AlertGroup, Content } from "./types.js" */
 
-const TOKEN = "trainermon-token";
 const NAME = "trainermon-name";
 const MINUTES = [["60", "1 hour"], ["480", "8 hours"], ["1440", "1 day"], ["10080", "1 week"]];
 const TASKS = [["statistics", "statistics"], ["tensor", "whole tensors"]];
@@ -61,7 +61,7 @@ const field = (text, ...control) => el("label", {}, text, ...control);
 function ask({ title, about, extra = [], path, body }) {
   const by = el("input", { type: "text", required: true, maxlength: 100, autocomplete: "username", value: recalled(localStorage, NAME) });
   const note = el("input", { type: "text", maxlength: 500 });
-  const token = el("input", { type: "password", required: true, autocomplete: "off", value: recalled(sessionStorage, TOKEN) });
+  const token = el("input", { type: "password", required: true, autocomplete: "off", value: rememberedToken() });
   const problem = el("p", { cls: "bad", role: "alert" });
   const submit = el("button", { type: "submit", cls: "primary" }, title);
   const form = el("form", { method: "dialog" },
@@ -75,7 +75,7 @@ function ask({ title, about, extra = [], path, body }) {
     submit.disabled = true;
     try {
       await send(path, body(by.value.trim(), note.value.trim()), token.value.trim());
-      remember(sessionStorage, TOKEN, token.value.trim());
+      rememberToken(token.value.trim());
       remember(localStorage, NAME, by.value.trim());
       dialog.close();
     } catch (error) {

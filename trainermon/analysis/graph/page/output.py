@@ -71,14 +71,14 @@ class DrawnGraphs(NamedTuple):
 def write_page(graphs: DrawnGraphs, path: Path, details: Iterable[bytes] | None = None) -> None:
     """Write the page of `graphs` to the file `path`.
 
-    With `details`, those of all nodes in order, it is for a server: they, and the pieces of the page's data, are in
-    files of their own, see `trainermon.dashboards.graph_details`.
+    With `details`, those of all nodes in order, it is for a server, which keeps notes, too: details, and the pieces of
+    the page's data, are in files of their own, see `trainermon.dashboards.graph_details`.
 
     Raises:
         DumpError: The file cannot be written.
     """
     served = details is not None
-    packed = graphs.pack(served=served)
+    packed = graphs.pack(served=served, keeps_notes=served)
     try:
         if details is not None:
             replace_file(path.with_suffix(DETAILS_SUFFIX), join_parts(details))

@@ -19,7 +19,7 @@ from threading import Lock
 
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.core.errors import DumpError
-from trainermon.dashboards.graph_notes import MAX_BYTES, notes_file, parse_notes, write_notes
+from trainermon.dashboards.graph_notes import MAX_BYTES, notes_file, parse_notes, read_notes, write_notes
 from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEADERS, policy_of
 
 LOOPBACK = "127.0.0.1"
@@ -103,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page: copy the whole address")
         elif not rest:
             self._answer(self.server.page, "text/html; charset=utf-8", self.server.policy)
+        elif rest == NOTES and self.server.notes is not None:
+            self._answer_notes(self.server.notes)
         elif asked := _ASKED.fullmatch(rest):
             (self._answer_detail if asked[1] == DETAILS else self._answer_piece)(int(asked[2]))
         else:
@@ -121,6 +123,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected up to {MAX_BYTES:,} bytes, and their number")
         else:
             self._keep_notes(self.server.notes, self.rfile.read(int(size)))
+
+    def _answer_notes(self, path: Path) -> None:
+        try:
+            self._answer(json.dumps(read_notes(path).as_json()).encode(), "application/json")
+        except DumpError as error:
+            self._refuse(HTTPStatus.CONFLICT, str(error))
 
     def _keep_notes(self, path: Path, content: bytes) -> None:
         try:

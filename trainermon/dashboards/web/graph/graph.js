@@ -4,6 +4,7 @@ import { byId, setText } from "../dom.js";
 import { inlinePiece, servedPiece } from "./data/pieces.js";
 import { GraphStore } from "./data/store.js";
 import { GraphView } from "./graphview.js";
+import { readNotes } from "./panel/notes.js";
 import { actionsOf, listenToKeys, showKeys } from "./keys.js";
 
 /** @import { GraphHeader, Member } from "./types.js" */
@@ -21,6 +22,7 @@ function named(members, label) {
 async function start() {
   /** @type {GraphHeader} */
   const header = JSON.parse(new TextDecoder().decode(await inlinePiece("head")));
+  Object.assign(header, await readNotes(header));
   const store = new GraphStore(header, header.served ? servedPiece : (number) => inlinePiece(`piece${number}`));
   const asked = new URLSearchParams(location.hash.slice(1) || location.search);
   const view = new GraphView(store, await store.load(named(header.members, asked.get("of")) ?? header.members[header.first]));

@@ -1,10 +1,13 @@
 // What a person writes at nodes, and which modules they match by hand; kept by the server, where it does, and else in a file.
 
 import { el } from "../../dom.js";
+import { rememberToken, rememberedToken } from "../../token.js";
 import { identityOf } from "../data/ranks.js";
 import { keyOf, KIND, nameOf } from "../data/skeleton.js";
 
-/** @import { Graph, GraphNotes } from "../types.js" */
+/** @import { Graph, GraphHeader, GraphNotes } from "../types.js" */
+
+const NEEDS_TOKEN = "this run takes them with its token only.";
 
 /**
  * @param {Graph} graph
@@ -25,14 +28,37 @@ function hasAny(notes) {
 }
 
 /**
+ * What the server has kept by now, which others may have written; where it keeps none, what the page came with.
+ * @param {GraphHeader} header
+ * @returns {Promise<Pick<GraphHeader, "notes" | "keeps_notes">>}
+ */
+export async function readNotes({ notes, keeps_notes }) {
+  const reply = keeps_notes ? await fetch("notes").catch(() => null) : null;
+  return reply?.ok ? { notes: await reply.json(), keeps_notes } : { notes, keeps_notes: false };
+}
+
+/**
  * Keeps what was written; returns why it could not be kept, or "".
  * @param {Graph} graph
  */
 export async function keepNotes(graph) {
   if (!graph.keeps_notes) return "";
-  const reply = await fetch("notes", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(graph.notes) }).catch(() => null);
+  const token = rememberedToken();
+  const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
+  const reply = await fetch("notes", { method: "POST", headers, body: JSON.stringify(graph.notes) }).catch(() => null);
   if (reply?.ok) return "";
+  if (reply?.status === 401) return NEEDS_TOKEN;
   return (await reply?.json().catch(() => null))?.detail ?? "the server does not answer";
+}
+
+/**
+ * Where the run's token is given, without which an agent keeps no notes.
+ * @param {() => void} retry
+ */
+function tokenField(retry) {
+  const token = el("input", { type: "password", autocomplete: "off", value: rememberedToken() });
+  token.addEventListener("change", () => (rememberToken(token.value.trim()), retry()));
+  return el("label", {}, "Token ", token, el("span", { cls: "hint" }, " from nodes/<host>/token in the run's directory; this tab remembers it"));
 }
 
 /**
@@ -50,7 +76,11 @@ export function notesSection(graph, node, onchange) {
     if (text.value.trim()) graph.notes.notes[key] = text.value.trim();
     else delete graph.notes.notes[key];
     onchange();
-    void keepNotes(graph).then((why) => status.replaceChildren(why ? `Not kept: ${why}` : graph.keeps_notes ? "kept" : "in this page alone: save it with e"));
+    keep();
+  });
+  const keep = () => void keepNotes(graph).then((why) => {
+    if (why === NEEDS_TOKEN) status.replaceChildren(`Not kept: ${why} `, tokenField(keep));
+    else status.replaceChildren(why ? `Not kept: ${why}` : graph.keeps_notes ? "kept" : "in this page alone: save it with e");
   });
   const module = moduleOf(graph, node);
   const matches = graph.notes.matches.filter(({ target, golden }) => target.includes(module) || golden.includes(module));
