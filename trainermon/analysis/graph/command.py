@@ -18,9 +18,8 @@ from trainermon.analysis.compare.mappings import write_matches
 from trainermon.analysis.graph.chosen import MAX_NEAR
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
-from trainermon.analysis.graph.first import first_of
 from trainermon.analysis.graph.index import open_index
-from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
+from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, first_of, further_levels
 from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (

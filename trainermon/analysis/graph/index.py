@@ -21,7 +21,7 @@ from typing import Any
 
 import trainermon
 from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall
-from trainermon.analysis.graph.first import Beginning
+from trainermon.analysis.graph.levels import Beginning
 from trainermon.analysis.graph.meetings import RankCollectives
 from trainermon.analysis.graph.page.packing import COLUMNS, VERSION, PackedColumn, PackedRank
 from trainermon.analysis.graph.reading import GraphPlace

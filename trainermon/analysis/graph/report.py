@@ -15,9 +15,8 @@ from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.chosen import describe_node, find_node, names_like, node_screen
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
-from trainermon.analysis.graph.first import Beginning, began
 from trainermon.analysis.graph.flow import find_flow
-from trainermon.analysis.graph.levels import read_at_level
+from trainermon.analysis.graph.levels import Beginning, began, read_at_level
 from trainermon.analysis.graph.markdown import as_markdown
 from trainermon.analysis.graph.meetings import RankCollectives, collectives_of
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
