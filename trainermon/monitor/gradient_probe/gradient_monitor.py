@@ -11,16 +11,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainermon.core.config.reading import read_mapping
 from trainermon.core.errors import AttachError
-from trainermon.core.gradient_signs import SignsHeader, signs_path, write_signs
 from trainermon.core.topology import find_coordinates
-from trainermon.core.values import Coordinates, GradientLevel
-from trainermon.dump.debugger_config import GRAD_PROBE, DebuggerConfig, read_debugger_config
+from trainermon.core.values import GradientLevel
+from trainermon.dump.debugger_config import DebuggerConfig
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import detect
-from trainermon.monitor.gradient_probe.readings import GradientReader, GradientReading
-from trainermon.monitor.gradient_probe.summary_csv import write_booleans, write_summary
+from trainermon.monitor.gradient_probe.probe_files import ProbeFiles, probe_config
+from trainermon.monitor.gradient_probe.readings import GradientReader
 from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
 logger = logging.getLogger("trainermon")
@@ -42,7 +40,7 @@ class GradientMonitor:
     """
 
     def __init__(self, config: str | Path | Mapping[str, Any] | DebuggerConfig) -> None:
-        self._config = _read(config)
+        self._config = probe_config(config)
         self._guard = FaultGuard(lambda _message: self.stop())
         self._handles: list[TapHandle] = []
         self._step = 0
@@ -89,35 +87,17 @@ class GradientMonitor:
         )
         if not reader.names:
             logger.warning("grad_probe.param_list chooses none of the model's parameters: nothing will be written")
-        self._watch(training, reader, coordinates)
+        self._watch(training, reader, ProbeFiles(self._config, coordinates))
 
-    def _watch(self, training: Training, reader: GradientReader, coordinates: Coordinates) -> None:
+    def _watch(self, training: Training, reader: GradientReader, files: ProbeFiles) -> None:
         def entry() -> None:
             if self._config.chooses(self._step):
-                self._write(reader.read(), coordinates)
+                files.write(self._step, reader.read())
 
         def leave(_outcome: StepOutcome) -> None:
             self._step += 1
 
         self._handles += training.watch_step(self._guard, entry=entry, exit=leave)
-
-    def _write(self, readings: Sequence[GradientReading], coordinates: Coordinates) -> None:
-        probe, folder = self._config.grad_probe, Path(self._config.dump_path)
-        ranked = folder / f"rank{coordinates.rank}"
-        write_summary(ranked / f"grad_summary_{self._step}.csv", readings, probe.level, probe.bounds)
-        signed = [reading for reading in readings if reading.signs is not None]
-        if not signed:
-            return
-        header = SignsHeader(
-            step=self._step,
-            rank=coordinates.rank,
-            world_size=coordinates.world_size,
-            bounds=probe.bounds if probe.level is GradientLevel.L2 else (),
-        )
-        path = signs_path(folder, self._step, coordinates.rank)
-        write_signs(path, header, [reading.written for reading in signed])
-        if probe.sign_format == "npy":
-            write_booleans(ranked / f"step{self._step}", signed)
 
 
 class _FirstStep:
@@ -135,13 +115,3 @@ class _FirstStep:
         if not self._found and any(id(parameter) in self._known for parameter in stepped):
             self._found = True
             self._attach(self._chunks, optimizer)
-
-
-def _read(config: str | Path | Mapping[str, Any] | DebuggerConfig) -> DebuggerConfig:
-    if isinstance(config, DebuggerConfig):
-        return config
-    source = config if isinstance(config, Mapping) else read_mapping(Path(config))
-    found, notes = read_debugger_config(source, task=GRAD_PROBE)
-    for note in notes:
-        logger.warning("%s", note)
-    return found

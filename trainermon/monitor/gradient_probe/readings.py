@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -13,44 +12,11 @@ from trainermon.core.gradient_signs import GradientPart, SignBitmaps, SignCounts
 from trainermon.core.values import STATISTICS, Coordinates
 from trainermon.hooks.names import chosen
 from trainermon.monitor.frameworks.boxes import boxes_of
+from trainermon.monitor.gradient_probe.records import GradientReading
 from trainermon.monitor.taps.training import Training
 from trainermon.statistics.crc32 import moments_and_crc32
 from trainermon.statistics.layout import plain
 from trainermon.statistics.signs import TensorSigns, signs_of
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class GradientReading:
-    """One parameter's gradient as this rank's optimizer is about to use it.
-
-    Attributes:
-        part: What is held of which parameter.
-        counts: How many of its elements are what.
-        signs: The two bitmaps; None where they were not asked for.
-        max: Largest element that is a number; NaN if there is none.
-        min: Smallest.
-        norm: L2 norm, of the elements that are finite.
-        checksum: CRC-32 of the elements as float32; None where it was not asked for.
-    """
-
-    part: GradientPart
-    counts: SignCounts
-    signs: SignBitmaps | None
-    max: float
-    min: float
-    norm: float
-    checksum: int | None
-
-    @property
-    def written(self) -> tuple[GradientPart, SignCounts, SignBitmaps]:
-        """What a file of signs has of it.
-
-        Raises:
-            ValueError: Its signs were not asked for.
-        """
-        if self.signs is None:
-            raise ValueError(f"{self.part.name}: found no signs, expected a reading with signs")
-        return self.part, self.counts, self.signs
 
 
 class GradientReader:

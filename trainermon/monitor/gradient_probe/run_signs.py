@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.gradient_signs import FOLDER, SignsHeader, signs_name, write_signs
 from trainermon.core.outbox import Outbox
 from trainermon.core.values import Coordinates, GradientLevel
-from trainermon.monitor.gradient_probe.readings import GradientReader, GradientReading
-from trainermon.monitor.taps.training import Training
+from trainermon.monitor.gradient_probe.records import GradientReading, SignsReaderFactory
 
 logger = logging.getLogger("trainermon")
 
@@ -18,7 +18,7 @@ class RunSigns:
     """Sends a file of signs to the run directory at the entry of each optimizer step that is due.
 
     Args:
-        training: What is watched.
+        make_reader: Makes what reads the gradients of a step.
         coordinates: Where this rank stands.
         outbox: What takes the files to the run directory.
         attempt: The run's attempt; the last one of a step counts.
@@ -27,7 +27,7 @@ class RunSigns:
 
     def __init__(
         self,
-        training: Training,
+        make_reader: SignsReaderFactory,
         coordinates: Coordinates,
         outbox: Outbox,
         attempt: int,
@@ -39,7 +39,7 @@ class RunSigns:
         self._bounds = config.bounds if config.level is GradientLevel.L2 else ()
         self._reader = None
         if config.level is not None:
-            self._reader = GradientReader(training, coordinates, params=config.params, bounds=self._bounds)
+            self._reader = make_reader(params=config.params, bounds=self._bounds)
 
     def at_entry(self, step: int) -> None:
         """Write the signs of `step` on the node, if they are due; on an accelerator this waits for the device.
@@ -57,7 +57,7 @@ class RunSigns:
         self._send(step, readings)
         self._num_written += 1
 
-    def _send(self, step: int, readings: list[GradientReading]) -> None:
+    def _send(self, step: int, readings: Sequence[GradientReading]) -> None:
         place = self._coordinates
         name = signs_name(step, place.rank)
         parcel = self._outbox.parcel(f"{FOLDER}/attempt{self._attempt}/{name.removesuffix('.bits')}")

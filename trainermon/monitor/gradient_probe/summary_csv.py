@@ -13,7 +13,7 @@ import numpy as np
 
 from trainermon.core.private_files import make_private_folder, replace_file, replacing
 from trainermon.core.values import GradientLevel
-from trainermon.monitor.gradient_probe.readings import GradientReading
+from trainermon.monitor.gradient_probe.records import GradientReading
 
 _STATISTICS = ("max", "min", "norm", "shape")
 

@@ -9,10 +9,13 @@ from typing import Any
 from mindspore import Tensor
 
 from trainermon.core.config import MonitorConfig
+from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.errors import AttachError
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates
 from trainermon.hooks.containment import PlainFaultGuard
+from trainermon.monitor.gradient_probe.records import SignsReaderFactory
+from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.mindspore.place import kept_settings
 from trainermon.monitor.mindspore.step_loop import CellLoop, CellParts
 from trainermon.monitor.mindspore.training import CellTraining
@@ -37,6 +40,7 @@ class AttachedCell(AttachedRank):
     ) -> None:
         super().__init__(run, coordinates, config, PlainFaultGuard)
         self._training = training
+        self._attempt = run.attempt
         self._moments = MomentsOfTensors()
 
     def record(self, values: Mapping[str, Any]) -> None:
@@ -50,6 +54,11 @@ class AttachedCell(AttachedRank):
             found = type(optimizer).__name__
             raise AttachError(f"watch: found another {found} than set_monitor was called with, expected that one")
         assert self._loop is not None
+        if self._config.gradient_signs.level is not None:
+            raise AttachError(
+                "watch: gradient_signs.level is set, but the signs of gradients cannot be read in a compiled step: "
+                "leave it out, or train in PyNative mode without watch"
+            )
         if self._config.xy_distribution:
             raise AttachError(
                 "watch: xy_distribution is true, but MindSpore calls no hook in what it compiles, so a compiled step "
@@ -73,10 +82,14 @@ class AttachedCell(AttachedRank):
             page=self._files.page,
             moments=self._moments,
             is_alone=self._coordinates.world_size == 1,
+            signs=self._signs,
         )
         return CellLoop(
             parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
         )
+
+    def _signs(self, make_reader: SignsReaderFactory, config: GradientSignsConfig) -> RunSigns:
+        return RunSigns(make_reader, self._coordinates, self._files.outbox, self._attempt, config)
 
     def _described(self) -> CellTraining:
         return self._training

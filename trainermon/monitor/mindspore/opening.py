@@ -62,8 +62,6 @@ def check_against_model(config: MonitorConfig, training: CellTraining, coordinat
             raise ConfigError(f"{key} is true, but it is not available for MindSpore: set it to false")
     if config.cc_distribution.enable:
         raise ConfigError("cc_distribution.enable is true, but collectives of MindSpore are not seen: set it to false")
-    if config.gradient_signs.level is not None:
-        raise ConfigError("gradient_signs.level is set, but it is not available for MindSpore: leave it out")
     if config.histograms.kinds:
         raise ConfigError("histograms.kinds is set, but histograms are not available for MindSpore: leave it out")
     if config.framework not in (None, training.framework):

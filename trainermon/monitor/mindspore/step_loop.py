@@ -17,12 +17,16 @@ from typing import Any
 from mindspore import nn
 
 from trainermon.core.config import MonitorConfig
+from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.control import ControlPage, Phase
 from trainermon.core.journal import JournalWriter
 from trainermon.core.schedule import Schedule
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
+from trainermon.monitor.gradient_probe.records import SignsReaderFactory
+from trainermon.monitor.gradient_probe.run_signs import RunSigns
+from trainermon.monitor.mindspore.gradient_readings import CellGradientReader
 from trainermon.monitor.mindspore.graph import RowsOfGraph, WatchedOptimizer
 from trainermon.monitor.mindspore.micro_steps import CellSteps
 from trainermon.monitor.mindspore.orders import CollectOrders
@@ -49,6 +53,7 @@ class CellParts:
         page: The control page: phases go there and commands arrive there.
         moments: Computes rows.
         is_alone: Whether no other rank takes part in the training.
+        signs: Makes what writes signs of gradients, of what makes their reader, and by a configuration.
     """
 
     training: CellTraining
@@ -57,6 +62,7 @@ class CellParts:
     page: ControlPage
     moments: MomentsOfTensors
     is_alone: bool
+    signs: Callable[[SignsReaderFactory, GradientSignsConfig], RunSigns]
 
 
 class CellLoop:
@@ -95,6 +101,7 @@ class CellLoop:
         self._handles: list[hooks.HookHandle] = []
         self._graph: RowsOfGraph | None = None
         self._is_attached = self._is_silence_told = self._is_sink_told = False
+        self._signs_reader: CellGradientReader | None = None
         self.is_due = False
         self.phases = StepPhases(parts.page, self._step)
         self.collector = RowCollector(HostSlabRing(parts.moments), parts.journal, _never)
@@ -204,6 +211,13 @@ class CellLoop:
             parts.training, config, self.collector, parts.guard, is_alone=parts.is_alone
         )
 
+        self._signs_reader = None
+        self._signs = parts.signs(self._make_signs_reader, config.gradient_signs)
+
+    def _make_signs_reader(self, *, params: Sequence[str], bounds: Sequence[float]) -> CellGradientReader:
+        self._signs_reader = CellGradientReader(self._parts.training, params=params, bounds=bounds)
+        return self._signs_reader
+
     def _cells(self) -> list[Any]:
         config = self._config
         return [m for m in self._parts.training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
@@ -258,6 +272,10 @@ class CellLoop:
         if self.is_due:
             self._activations.forget_seen()
             self._optimizer_taps.before_step(args[0])
+        if self._signs_reader is not None:
+            self._signs_reader.gradients = args[0]
+            self._signs.at_entry(self.step)
+            self._signs_reader.gradients = ()
 
     def _exit(self, _optimizer: Any, _args: Any, _output: Any) -> None:
         if self.is_due:

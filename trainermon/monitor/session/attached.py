@@ -15,6 +15,7 @@ from trainermon.core.values import Coordinates
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.environment.accelerator import describe_accelerator
 from trainermon.monitor.environment.kept_settings import kept_settings
+from trainermon.monitor.gradient_probe.readings import GradientReader
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.session.attached_rank import AttachedRank, number_or_none
 from trainermon.monitor.session.checks import check_against_model
@@ -60,7 +61,9 @@ class AttachedTraining(AttachedRank):
             page=self._files.page,
             dumps=RankDumps(origin, journal=self._files.journal, page=self._files.page),
             structure=partial(self._files.outbox.parcel, f"{STRUCTURE_FOLDER}/rank{coordinates.rank}"),
-            signs=partial(RunSigns, training, coordinates, self._files.outbox, run.attempt),
+            signs=partial(
+                RunSigns, partial(GradientReader, training, coordinates), coordinates, self._files.outbox, run.attempt
+            ),
         )
         self._witness = RankWitness(self._files.directory, coordinates.rank, config.hang, self._parts.groups)
 
