@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tests.dashboards.fake_run import Run, broken_run, frame, healthy_run
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.orders.answers import OrderAnswer, OrderStatus
@@ -24,6 +26,12 @@ from trainermon.agent.web.guard import Application, Receive, Scope, Send
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.server import WebServer
 from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+from trainermon.exporters.store.histograms import (
+    StepHistograms,
+    encode_histograms,
+    read_histogram_table,
+    read_histograms,
+)
 
 TOKEN = "open-sesame"
 
@@ -55,6 +63,15 @@ class FakeNode:
 
     async def curve_table(self, query: CurveQuery) -> bytes:
         return read_table(self.fake.stored, query) if self.fake.stored is not None else b"step\n"
+
+    async def histograms(self, query: CurveQuery) -> bytes:
+        if self.fake.stored is not None:
+            return encode_histograms(read_histograms(self.fake.stored, query), query)
+        nothing = np.zeros(0, np.int64)
+        return encode_histograms(StepHistograms(nothing, nothing, np.zeros((0, 128), np.int64)), query)
+
+    async def histogram_table(self, query: CurveQuery) -> bytes:
+        return read_histogram_table(self.fake.stored, query) if self.fake.stored is not None else b"step\n"
 
     def alerts(self) -> list[dict[str, Any]]:
         return self.fake.alerts

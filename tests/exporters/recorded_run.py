@@ -10,8 +10,9 @@ import numpy as np
 
 from tests.exporters.expositions import comm, step
 from tests.exporters.runs import LOSS, STEP_TIME, block_of, header_of
+from tests.statistics.histogram_truth import numpy_histogram
 from trainermon.core.journal import Header
-from trainermon.core.values import Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.values import BlockHistograms, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.store.store import SegmentWriter
 
 NAMES = ("h.0.attn.weight", "h.0.mlp.weight", "h.1.attn.weight", "h.1.mlp.weight")
@@ -57,4 +58,18 @@ def commit(segments: Path, steps: Sequence[int], *, ranks: Sequence[int] = (0, 1
     for number in steps:
         for rank in ranks:
             writer.add(header(rank, attempt=attempt), KEYS, block(rank, number))
+    writer.seal({}).write()
+
+
+def counted_run(run_dir: Path, steps: Sequence[int]) -> None:
+    """Store these steps of the run, in which every gradient has a histogram, as one segment."""
+    segments = run_dir / "nodes" / "host-a" / "segments"
+    segments.mkdir(parents=True)
+    writer = SegmentWriter(segments)
+    places = np.array([KEYS.index(key) for key in GRADIENTS], np.uint32)
+    for number in steps:
+        for rank in (0, 1):
+            counts = np.array([numpy_histogram(tensors_of(rank, number)[key].ravel()) for key in GRADIENTS])
+            histograms = BlockHistograms(places=places, counts=counts.astype(np.uint32))
+            writer.add(header(rank), KEYS, dataclasses.replace(block(rank, number), histograms=histograms))
     writer.seal({}).write()

@@ -108,6 +108,14 @@ class RunNode:
         """Return the same steps as CSV, with all moments."""
         return await self._curves.curve_table(query)
 
+    async def histograms(self, query: CurveQuery) -> bytes:
+        """Return the histograms of a row of a heat map, in the page's binary format."""
+        return await self._curves.histograms(query)
+
+    async def histogram_table(self, query: CurveQuery) -> bytes:
+        """Return them as CSV."""
+        return await self._curves.histogram_table(query)
+
     def alerts(self) -> list[dict[str, Any]]:
         """Return every alert of the run in its last state, as mappings ready for JSON."""
         return self._findings.alerts()

@@ -196,6 +196,14 @@ class StoredRun:
         """Return the same steps as CSV, with all moments."""
         return await self._curves.curve_table(query)
 
+    async def histograms(self, query: CurveQuery) -> bytes:
+        """Return the histograms of a row of a heat map, in the page's binary format."""
+        return await self._curves.histograms(query)
+
+    async def histogram_table(self, query: CurveQuery) -> bytes:
+        """Return them as CSV."""
+        return await self._curves.histogram_table(query)
+
     def alerts(self) -> list[dict[str, Any]]:
         """Return every alert of every node in its last state."""
         return [alert for node in self._nodes.values() for alert in self._findings(node).alerts()]

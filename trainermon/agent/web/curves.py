@@ -1,4 +1,4 @@
-"""The addresses of curves: a row of a heat map over all steps, as points for the page and as a table to keep."""
+"""The addresses of curves and histograms: a row of a heat map over all steps, for the page and as a table to keep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from trainermon.core.errors import QueryError
 from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+from trainermon.exporters.store.histograms import encode_histograms, read_histogram_table, read_histograms
 
 FRESH_S = 10.0
 """A curve of a running run is at most so old; storing what is newer for every question would make tiny segments."""
@@ -30,6 +31,12 @@ class CurveInterface(Protocol):
 
     async def curve_table(self, query: CurveQuery) -> bytes:
         """Return the same steps as CSV. Raises QueryError, StoreError."""
+
+    async def histograms(self, query: CurveQuery) -> bytes:
+        """Return the row's histograms in the page's binary format. Raises QueryError, StoreError."""
+
+    async def histogram_table(self, query: CurveQuery) -> bytes:
+        """Return them as CSV. Raises QueryError, StoreError."""
 
 
 class StoredCurves:
@@ -56,6 +63,16 @@ class StoredCurves:
         """Return the same steps as CSV."""
         return await self._read(lambda: read_table(self._run_dir, query, node=self._node))
 
+    async def histograms(self, query: CurveQuery) -> bytes:
+        """Return the row's histograms in the page's binary format."""
+        return await self._read(
+            lambda: encode_histograms(read_histograms(self._run_dir, query, node=self._node), query)
+        )
+
+    async def histogram_table(self, query: CurveQuery) -> bytes:
+        """Return them as CSV."""
+        return await self._read(lambda: read_histogram_table(self._run_dir, query, node=self._node))
+
     async def _read(self, read: Callable[[], Answer]) -> Answer:
         async with self._turn:
             if self._flush is not None and time.monotonic() >= self._flushed_s + FRESH_S:
@@ -68,7 +85,7 @@ class StoredCurves:
 
 
 def add_curves(app: FastAPI, curves: CurveInterface) -> None:
-    """Answer for curves at `/api/row` and `/api/row.csv`."""
+    """Answer for curves at `/api/row` and `/api/row.csv`, for histograms at `/api/histograms` and likewise."""
 
     @app.get("/api/row")
     async def row(  # noqa: PLR0913 - the parts of a question
@@ -97,6 +114,21 @@ def add_curves(app: FastAPI, curves: CurveInterface) -> None:
         kind: str, row: str, ranks: str = "merged", first: int | None = None, last: int | None = None
     ) -> Response:
         query = CurveQuery(heat_map=kind, row=row, by_rank=ranks == "each", first=first, last=last)
-        content = await curves.curve_table(query)
-        headers = {"content-disposition": 'attachment; filename="row.csv"'}
-        return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
+        return _csv(await curves.curve_table(query), "row.csv")
+
+    @app.get("/api/histograms")
+    async def histograms(
+        kind: str, row: str, first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Response:
+        query = CurveQuery(heat_map=kind, row=row, first=first, last=last, points=points)
+        return Response(await curves.histograms(query), media_type="application/octet-stream")
+
+    @app.get("/api/histograms.csv")
+    async def histogram_table(kind: str, row: str, first: int | None = None, last: int | None = None) -> Response:
+        query = CurveQuery(heat_map=kind, row=row, first=first, last=last)
+        return _csv(await curves.histogram_table(query), "histograms.csv")
+
+
+def _csv(content: bytes, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type="text/csv; charset=utf-8", headers=headers)

@@ -1,7 +1,7 @@
 // The only module that talks to the agent. Addresses are relative, so the page also works behind a path prefix
 // (a notebook's proxy, an ingress).
 
-/** @import { CurveLine, Grid, Numeric, PickedRow } from "./types.js" */
+/** @import { CurveLine, Grid, Histograms, Numeric, PickedRow } from "./types.js" */
 
 /**
  * JSON has no NaN: the agent sends it, and the infinities, as text.
@@ -112,6 +112,46 @@ export async function getCurve(path) {
     rank, stride: header.stride, numLines: header.num_lines, name: "", colour: 0,
     steps: column(length), low: column(length), high: column(length), mean: column(length), nonfinite: column(length),
   }));
+}
+
+/**
+ * @param {PickedRow} picked
+ * @param {[number, number] | null} range
+ * @param {number} points
+ */
+export function histogramAddress(picked, range, points) {
+  const query = rowQuery(picked, false, range);
+  query.set("points", String(points));
+  return `api/histograms?${query}`;
+}
+
+/**
+ * @param {PickedRow} picked
+ * @param {[number, number] | null} range
+ */
+export const histogramTableAddress = (picked, range) => `api/histograms.csv?${rowQuery(picked, false, range)}`;
+
+/**
+ * The histograms of a row: first and last step of each, and the counts of its 128 bins, all float64.
+ * @param {string} path
+ * @returns {Promise<Histograms>}
+ */
+export async function getHistograms(path) {
+  const reply = await fetch(path, { cache: "no-store" });
+  if (!reply.ok) throw new Error(await reason(reply));
+  const buffer = await reply.arrayBuffer();
+  const size = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+  const [begin, length, bins] = [4 + size, header.size, header.bounds.length];
+  const counts = new Float64Array(buffer, begin + 16 * length, bins * length);
+  const totals = Float64Array.from({ length }, (_, at) => counts.subarray(at * bins, (at + 1) * bins).reduce((sum, count) => sum + count, 0));
+  let largest = 0;
+  for (let k = 0; k < counts.length; k++) largest = Math.max(largest, counts[k] / totals[Math.floor(k / bins)]);
+  return {
+    first: new Float64Array(buffer, begin, length), last: new Float64Array(buffer, begin + 8 * length, length), counts, totals, largest,
+    low: header.bounds.map((/** @type {(number | null)[]} */ [low]) => low ?? -Infinity),
+    high: header.bounds.map((/** @type {(number | null)[]} */ [, high]) => high ?? Infinity),
+  };
 }
 
 /**

@@ -157,6 +157,20 @@ export interface CurveLine {
   nonfinite: Float64Array;
 }
 
+/**
+ * The histograms of a row: `first` and `last` step of each, `counts` of its bins, step by step, their sum (`totals`), the
+ * largest share that any bin has, and the bounds of the bins in ascending order.
+ */
+export interface Histograms {
+  first: Float64Array;
+  last: Float64Array;
+  counts: Float64Array;
+  totals: Float64Array;
+  largest: number;
+  low: number[];
+  high: number[];
+}
+
 export type Mode = "log" | "linear" | "change" | "peers";
 
 export interface Encoded {

@@ -129,7 +129,7 @@ def read_curve(run_dir: Path, query: CurveQuery, *, node: str = "*") -> Curve:
         QueryError: The run has no such row.
         StoreError: The run cannot be read.
     """
-    return _again(run_dir, node, lambda connection: _curve(connection, query))
+    return again(run_dir, node, lambda connection: _curve(connection, query))
 
 
 def read_table(run_dir: Path, query: CurveQuery, *, node: str = "*") -> bytes:
@@ -142,7 +142,7 @@ def read_table(run_dir: Path, query: CurveQuery, *, node: str = "*") -> bytes:
         QueryError: The run has no such row, or there are more than 500 000 lines.
         StoreError: The run cannot be read.
     """
-    return _again(run_dir, node, lambda connection: _table(connection, query))
+    return again(run_dir, node, lambda connection: _table(connection, query))
 
 
 def encode_curve(curve: Curve, query: CurveQuery) -> bytes:
@@ -165,7 +165,7 @@ def encode_curve(curve: Curve, query: CurveQuery) -> bytes:
     return b"".join([len(text).to_bytes(4, "little"), text, *columns])
 
 
-def _again(run_dir: Path, node: str, ask: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
+def again(run_dir: Path, node: str, ask: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
     """Ask a newly opened run, again where a segment was merged away meanwhile."""
     import duckdb
 
@@ -234,11 +234,11 @@ def _create_rows(connection: duckdb.DuckDBPyConnection, query: CurveQuery) -> No
     """Create the table `points`: the moments of the row by step, and by rank if that is asked for (else it is 0)."""
     connection.execute(
         f"CREATE TEMP TABLE points AS SELECT {'rank' if query.by_rank else '0 AS rank'}, step, {_MERGED},"
-        f" max(num_steps) AS num_steps FROM stats WHERE {_condition(connection, query)} GROUP BY ALL"
+        f" max(num_steps) AS num_steps FROM stats WHERE {condition_of(connection, query)} GROUP BY ALL"
     )
 
 
-def _condition(connection: duckdb.DuckDBPyConnection, query: CurveQuery) -> str:
+def condition_of(connection: duckdb.DuckDBPyConnection, query: CurveQuery) -> str:
     """Return the SQL condition on the rows of the store that the heat map's row is made of.
 
     A label is not meant to be parsed, so what may be the name in it is only a first choice, by which most of the

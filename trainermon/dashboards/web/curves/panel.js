@@ -7,6 +7,7 @@ import { formatStep, STATISTICS } from "../scales.js";
 import { theme } from "../theme.js";
 import { kindText } from "../words.js";
 import { CurveChart } from "./chart.js";
+import { HistogramPanel } from "./histograms.js";
 import { fileName, savePicture } from "./saving.js";
 
 /** @import { CurveLine, PickedRow } from "../types.js" */
@@ -41,6 +42,7 @@ export class CurvePanel {
     this.chips = el("ul", { cls: "chips", "aria-label": "Rows in this chart" });
     this.chart.header.after(this.chips);
     this.chart.root.hidden = true;
+    this.histograms = new HistogramPanel({ parent, view, after: this.chart.root });
     // The range grows with every step of a running run; what was asked for is another one only after a zoom.
     view.addEventListener("range", () => String(view.zoomed) !== this.#asked && this.#soon(SETTLED_MS));
     this.follow();
@@ -68,6 +70,7 @@ export class CurvePanel {
 
   /** There are newer steps. */
   touch() {
+    this.histograms.touch();
     if (this.rows.length && !document.hidden) this.#soon(Math.max(0, this.#last + FRESH_MS - performance.now()));
   }
 
@@ -78,6 +81,7 @@ export class CurvePanel {
     this.#answers = [];
     this.#controls();
     this.#chips();
+    this.histograms.take(rows);
     if (!rows.length) return this.chart.show([]);
     this.chart.note = "Loading…";
     this.#load();
