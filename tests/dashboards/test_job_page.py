@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from tests.agent.controller.controllers import controllers_in
+from tests.agent.controller.controllers import TOKEN, controllers_in
 from tests.agent.controller.simulation import Job
-from tests.agent.nodes import wait_for
+from tests.agent.controller.test_end_to_end import address
+from tests.agent.nodes import Run, wait_for
 from tests.agent.notifications import alert, notification
 
 pytestmark = pytest.mark.server
@@ -51,7 +52,27 @@ def test_charts_of_the_job_are_those_of_the_node_of_rank_0(job, make_controller,
     seen(page, ".headline", "All 32 ranks are training")
 
     link = page.get_by_role("link", name="Charts: loss, norms, layers")
+    assert link.get_attribute("href") == "node/run/node000/"
     assert link.get_attribute("href") == page.locator("#nodes a", has_text="node000").get_attribute("href")
+
+
+def test_a_nodes_page_lives_at_the_controllers_address(tmp_path, make_controller, page, monkeypatch):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    node = Run(tmp_path / "node")
+    try:
+        rank = node.rank()
+        node.launch_agent()
+        rank.steps(0, 3)
+        controller = make_controller(discovery={"agents": [address(node)]}).ready()
+        page.goto(controller.url)
+        page.get_by_role("link", name="Charts: loss, norms, layers").click()
+        seen(page, "#state", "live")
+        rank.steps(3, 5)
+
+        seen(page, "#figure-step", "7")
+        assert page.url.startswith(f"{controller.url}node/run/")
+    finally:
+        node.close()
 
 
 def test_a_healthy_job_is_said_to_be_healthy(job, make_controller, page):

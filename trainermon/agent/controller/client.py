@@ -12,6 +12,8 @@ import json
 import os
 import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -22,6 +24,13 @@ from trainermon.core.errors import ConfigError
 from trainermon.core.signing import sign
 
 MAX_ANSWER_BYTES = 8 << 20
+MAX_PAGE_ANSWER_BYTES = 64 << 20
+PAGE_TIMEOUT_S = 55.0
+"""Of what a person looks at, such as a row over a million steps."""
+
+STREAM_PAUSE_S = 60.0
+"""A stream of events that is silent for longer is over: agents send a sign of life every 15 s."""
+
 MAX_CONNECTIONS = 64
 """So many questions, and so many orders, are under way at once. Each takes this process a quarter of a millisecond, for
 which all others wait: with 256 of both, agents that had long answered were taken for silent."""
@@ -41,6 +50,21 @@ class AgentAddress:
 
     url: str
     token: str | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """What an agent answered, unread.
+
+    Attributes:
+        status: The HTTP status.
+        media_type: Of the content, without parameters.
+        content: The body.
+    """
+
+    status: int
+    media_type: str
+    content: bytes
 
 
 def describe(fault: Exception) -> str:
@@ -97,34 +121,53 @@ class AgentClient:
         """
         return await self._request("POST", target, path, json.dumps(body).encode())
 
+    async def fetch(self, target: AgentAddress, path: str) -> AgentAnswer:
+        """Send GET `path`, which may have a query, for somebody who looks at a page; return the answer as it is.
+
+        Up to 64 MiB and 55 s. Raises one of `FAULTS` if there is none.
+        """
+        timeout = aiohttp.ClientTimeout(total=PAGE_TIMEOUT_S)
+        async with self._sent("GET", target, path, b"", timeout) as reply:
+            return AgentAnswer(reply.status, reply.content_type, await _read(reply, MAX_PAGE_ANSWER_BYTES))
+
+    async def stream(self, target: AgentAddress, path: str) -> AsyncIterator[bytes]:
+        """Send GET `path`; yield what comes, as it comes. Raises one of `FAULTS` when it ends otherwise than well."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=STREAM_PAUSE_S)
+        async with self._sent("GET", target, path, b"", timeout) as reply:
+            reply.raise_for_status()
+            async for part in reply.content.iter_any():
+                yield part
+
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
 
     async def _request(self, method: str, target: AgentAddress, path: str, body: bytes | None) -> tuple[int, Any]:
+        async with self._turns[method], self._sent(method, target, path, body or b"", self._timeout) as reply:
+            content = await _read(reply, MAX_ANSWER_BYTES)
+        return reply.status, json.loads(content)
+
+    def _sent(
+        self, method: str, target: AgentAddress, path: str, body: bytes, timeout: aiohttp.ClientTimeout
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         url = URL(target.url + path)
         self._require_safe(url)
         token = self._token if target.token is None else target.token
         headers = {}
         if token:
-            headers["Authorization"] = sign(token, method, url.raw_path_qs, body or b"", now_s=time.time())
+            headers["Authorization"] = sign(token, method, url.raw_path_qs, body, now_s=time.time())
         if not self.keeps_connections:
             headers["Connection"] = "close"
-        async with (
-            self._turns[method],
-            self._session.request(
-                method,
-                url,
-                data=body,
-                headers=headers,
-                allow_redirects=False,
-                ssl=self._ssl if self._ssl is not None else True,
-                server_hostname=self._server_name if self._ssl is not None else None,
-                timeout=self._timeout,
-            ) as reply,
-        ):
-            content = await _read(reply)
-        return reply.status, json.loads(content)
+        return self._session.request(
+            method,
+            url,
+            data=body or None,
+            headers=headers,
+            allow_redirects=False,
+            ssl=self._ssl if self._ssl is not None else True,
+            server_hostname=self._server_name if self._ssl is not None else None,
+            timeout=timeout,
+        )
 
     def _require_safe(self, url: URL) -> None:
         if url.scheme == "http" and not self._speaks_plain_http and not _is_loopback(url.host or ""):
@@ -141,12 +184,12 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _read(reply: aiohttp.ClientResponse) -> bytes:
+async def _read(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     content = bytearray()
     async for part in reply.content.iter_any():
         content += part
-        if len(content) > MAX_ANSWER_BYTES:
-            raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+        if len(content) > max_bytes:
+            raise ValueError(f"the answer has more than {max_bytes} bytes")
     return bytes(content)
 
 

@@ -63,6 +63,7 @@ class Controller:
         token: Requests to agents that have no token of their own are signed with it.
 
     Attributes:
+        client: Speaks to the agents.
         fleet: The agents.
         journal: The escalations.
         standstill: Who holds up a run that stands still.
@@ -77,13 +78,13 @@ class Controller:
         self.journal = journal
         self.counts: Counter[str] = Counter()
         self.num_faults = 0
-        self._client = AgentClient(settings.agents, token=token)
+        self.client = AgentClient(settings.agents, token=token)
         self._lock = asyncio.Lock()
-        self.fleet = AgentFleet(self._client, make_finders(settings))
-        self.standstill = StandstillInquiry(self.fleet, self._client)
-        self.replicas = ReplicaWatch(self.fleet, self._client, self._escalate)
+        self.fleet = AgentFleet(self.client, make_finders(settings))
+        self.standstill = StandstillInquiry(self.fleet, self.client)
+        self.replicas = ReplicaWatch(self.fleet, self.client, self._escalate)
         self.dispatcher = EscalationDispatcher(
-            settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock
+            settings, fleet=self.fleet, client=self.client, journal=journal, lock=self._lock
         )
 
     async def run(self) -> None:
@@ -100,7 +101,7 @@ class Controller:
             )
         finally:
             await self.dispatcher.close()
-            await self._client.close()
+            await self.client.close()
 
     async def take_alerts(self, body: Any) -> dict[str, Any]:
         """Accept the dumps that Alertmanager's notification (webhook JSON) asks for; return {"status", "ignored"}.

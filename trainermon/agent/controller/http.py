@@ -1,4 +1,4 @@
-"""The web application of a controller: page, JSON, `/metrics`, probes, and the two ways in for escalations.
+"""The web application of a controller: pages, JSON, `/metrics`, probes, and the two ways in for escalations.
 
 It runs behind the agent's `RequestGuard`, which has already checked host, origin, credentials and size of the body.
 """
@@ -14,6 +14,7 @@ from fastapi.responses import Response
 
 from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.metrics import render_metrics
+from trainermon.agent.controller.node_pages import build_node_pages
 from trainermon.agent.controller.overview import describe_escalations, render_job
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.answers import json_answer, metrics_answer, packed_answer, refuse
@@ -40,6 +41,7 @@ def build_application(controller: Controller, *, access: TokenAccess, hosts: tup
     add_runbooks(app)
     _add_reading(app, controller)
     _add_orders(app, controller)
+    app.mount("/node/{run}/{host}", build_node_pages(controller.fleet, controller.client))
     return RequestGuard(app, access=access, hosts=hosts)
 
 

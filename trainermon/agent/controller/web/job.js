@@ -107,7 +107,7 @@ function showIdentity(job, runs, state) {
 }
 
 /**
- * Charts over steps are on the agents' pages, which know every step; that of rank 0's node stands for the job.
+ * Charts over steps are on the nodes' pages, which know every step; that of rank 0's node stands for the job.
  * @param {Assessment} assessment
  * @param {JobRank | undefined} first
  */

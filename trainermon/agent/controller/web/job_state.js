@@ -61,13 +61,23 @@ const stepNow = (rank, agent, pace) => rank.step + pace * (agent.age_s ?? 0);
  * @returns {JobNode}
  */
 function readNode(agent, now, pace) {
+  const url = pageOf(agent);
   const alerts = agent.alerts ?? [];
   const ranks = (agent.ranks ?? []).map((rank) => {
     const own = alerts.filter((alert) => alert.rank === rank.rank).sort(byUrgency);
     const behind = rank.alive ? Math.floor(now - stepNow(rank, agent, pace)) : 0;
-    return { ...rank, node: agent.host, url: agent.url, alerts: own, behind: behind >= BEHIND_STEPS ? behind : 0, up: agent.up };
+    return { ...rank, node: agent.host, url, alerts: own, behind: behind >= BEHIND_STEPS ? behind : 0, up: agent.up };
   });
-  return { ...agent, name: agent.host ?? agent.url.replace(/^https?:\/\/|\/$/g, ""), alerts, ranks };
+  return { ...agent, url, name: agent.host ?? agent.url.replace(/^https?:\/\/|\/$/g, ""), alerts, ranks };
+}
+
+/**
+ * The page of a node, at this controller's address: not every browser reaches the nodes. An agent that has not said
+ * which run it watches has only its own.
+ * @param {Agent} agent
+ */
+function pageOf({ url, run_id: run, host }) {
+  return run === undefined || host === undefined ? url : `node/${encodeURIComponent(run)}/${encodeURIComponent(host)}/`;
 }
 
 /**

@@ -136,7 +136,7 @@ function coverage({ coverage: statuses, detail }) {
  * @param {string} text
  * @param {string} [cls]
  */
-export const pageLink = (url, text, cls) => (/^https?:\/\//.test(url) ? el("a", { href: url, cls }, text) : text);
+export const pageLink = (url, text, cls) => (/^(https?:\/\/|node\/)/.test(url) ? el("a", { href: url, cls }, text) : text);
 
 /**
  * @param {JobRank} rank

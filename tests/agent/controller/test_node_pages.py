@@ -1,0 +1,149 @@
+"""What the controller passes on of a node's page, and what it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.agent.controller.controllers import TOKEN
+from tests.agent.controller.test_end_to_end import address
+from tests.agent.nodes import wait_for
+
+
+@pytest.fixture
+def job(make_node, make_controller, monkeypatch):
+    """A node with two ranks that have done three steps, its controller, and the path of its page there."""
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    node = make_node("a", (0, 1), world_size=2)
+    for rank in node.ranks:
+        rank.steps(0, 3)
+    controller = make_controller(discovery={"agents": [address(node)]}).ready()
+    wait_for(lambda: node.get_json("api/lines?names=loss")["steps"][-1:] == [2], "the steps")
+    wait_for(lambda: controller.get_json("api/v1/job")["runs"], "the agent's report")
+    (agent,) = controller.get_json("api/v1/job")["agents"]
+    return node, controller, f"node/{agent['run_id']}/{agent['host']}/"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "api/lines?names=loss,grad_norm",
+        "api/heatmap?kind=grad_reduced&statistic=rms&columns=10",
+        "api/row.csv?kind=grad_reduced&row=h.0.weight",
+        "api/ranks?quantity=step_time",
+    ],
+)
+def test_data_are_those_of_the_node(job, path):
+    node, controller, page = job
+
+    passed, own = answer_of(controller, page + path), answer_of(node, path)
+
+    assert passed == own
+
+
+def test_files_of_the_page_are_the_controllers_own_and_the_agents_interface_stays_closed(job):
+    node, controller, page = job
+
+    assert answer_of(controller, page) == answer_of(node, "")
+    assert answer_of(controller, f"{page}static/app.js") == answer_of(node, "static/app.js")
+    for path in ("api/v1/ranks", "metrics", "nothing"):
+        assert answer_of(controller, page + path)[0] == 404
+    assert answer_of(controller, page.replace("node/", "node/other"))[0] == 200  # files alone
+    status, _, body = answer_of(controller, page.replace("node/", "node/other") + "api/run")
+    assert (status, b"no node" in body) == (404, True)
+
+
+def test_events_arrive_as_they_happen(job):
+    node, controller, page = job
+    with urllib.request.urlopen(f"{controller.url}{page}events", timeout=60) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for rank in node.ranks:
+            rank.steps(3, 1)
+        lines = iter(stream.readline, b"")
+
+        assert any(line.startswith(b"event: ") for line in lines)
+
+
+def test_orders_need_the_token_and_reach_the_node(job):
+    node, controller, page = job
+    silence = {"rule": "loss-spike", "minutes": 5, "by": "ada", "series": "", "note": ""}
+
+    refused, _ = controller.post(f"{page}api/silences", silence, token=None)
+    status, _ = controller.post(f"{page}api/silences", silence)
+    unknown, _ = controller.post(f"{page}api/stop", {})
+
+    assert (refused, status, unknown) == (401, 202, 404)
+    wait_for(lambda: (node.node_dir / "alerts.handled.jsonl").exists(), "the silence")
+    said = (node.node_dir / "alerts.handled.jsonl").read_text().splitlines()
+    assert [json.loads(line)["silenced"]["by"] for line in said] == ["ada"]
+
+
+def test_what_a_browser_would_run_is_not_passed_on(make_controller, monkeypatch):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    with serving_scripts() as agent:
+        controller = make_controller(discovery={"agents": [agent]}).ready()
+        wait_for(lambda: controller.get_json("api/v1/job")["runs"], "the report")
+
+        status, media_type, body = answer_of(controller, "node/run/host/api/run")
+        moved = urllib.request.Request(f"{controller.url}node/run/host/diagnosis/a/1/2?x=1")
+        with pytest.raises(urllib.error.HTTPError) as found:
+            urllib.request.build_opener(StayHere).open(moved, timeout=60)
+
+        assert (status, media_type, b"<script>" in body) == (502, "application/json", False)
+        with found.value as answer:
+            assert (answer.code, answer.headers["location"]) == (307, f"http://{agent}/diagnosis/a/1/2?x=1")
+
+
+class StayHere(urllib.request.HTTPRedirectHandler):
+    """Follows nothing."""
+
+    def redirect_request(self, *_):
+        return None
+
+
+class ScriptAgent(http.server.BaseHTTPRequestHandler):
+    """Tells of a rank, and answers everything else with a page that has a script."""
+
+    def do_GET(self):
+        report = {"run_id": "run", "attempt": 1, "host": "host", "world_size": 1, "steps_per_s": 1.0, "ranks": []}
+        is_report = self.path == "/api/v1/ranks"
+        body = json.dumps(report | {"alerts": [], "dumps": {}}).encode() if is_report else b"<script>alert(1)</script>"
+        self.send_response(200)
+        self.send_header("content-type", "application/json" if is_report else "text/html")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def serving_scripts():
+    """Return a context in which a `ScriptAgent` answers; gives its address."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ScriptAgent)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def answer_of(server, path):
+    """Return status, media type and body of the answer to GET `path`."""
+    url = server.url if hasattr(server, "url") else server.running()["url"]
+    try:
+        with urllib.request.urlopen(url + path, timeout=60) as answer:
+            return answer.status, answer.headers.get_content_type(), answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers.get_content_type(), error.read()
