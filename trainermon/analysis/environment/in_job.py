@@ -95,7 +95,8 @@ class _JobObserver:
             self._handle = None
 
     def _write(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], draws: Any) -> None:
-        from trainermon.analysis.environment.recorder import first_sight, inputs_of, members_of_rank
+        from trainermon.analysis.environment.members import members_of_rank
+        from trainermon.analysis.environment.recorder import first_sight, inputs_of
         from trainermon.monitor.environment.model_sources import model_sources
 
         shown = {**first_sight([module], None, self._redactor), "code": model_sources([module])}
@@ -118,7 +119,7 @@ class _JobObserver:
         self._handle = register_optimizer_step_pre_hook(see)
 
     def _add_optimizer(self, module: Any, optimizer: Any) -> None:
-        from trainermon.analysis.environment.recorder import members_of_rank
+        from trainermon.analysis.environment.members import members_of_rank
         from trainermon.analysis.environment.shown_settings import hyperparameters_in, layout_in
         from trainermon.monitor.environment.weights import training_of
 
@@ -142,7 +143,7 @@ class _JobObserver:
             with zipfile.ZipFile(self._pack) as archive:
                 if RANK_FILE.format(_rank()) in archive.namelist():
                     return
-            from trainermon.analysis.environment.recorder import members_of_rank
+            from trainermon.analysis.environment.members import members_of_rank
             from trainermon.monitor.environment.torch_settings import torch_settings
 
             update_pack(self._pack, members_of_rank(_rank(), {"torch": torch_settings(), "options": self._options()}))

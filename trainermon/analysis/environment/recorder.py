@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from trainermon.analysis.environment.collect import collect_environment
-from trainermon.analysis.environment.draws import calls_of
+from trainermon.analysis.environment.members import members_of_rank
 from trainermon.analysis.environment.shown_settings import hyperparameters_in, layout_in
-from trainermon.core.environment.pack import RANK_FILE, encoded, update_pack, write_pack
+from trainermon.core.environment.pack import update_pack, write_pack
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.environment.system import loaded_libraries
 from trainermon.core.errors import ConfigError, TrainermonError
@@ -25,7 +25,7 @@ from trainermon.dump.seeds import rank as rank_here
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.environment.model_sources import model_sources
 from trainermon.monitor.environment.random_states import random_states, read_draws
-from trainermon.monitor.environment.shown_tensors import features_of, input_of, tensors_in
+from trainermon.monitor.environment.shown_tensors import input_of, tensors_in
 from trainermon.monitor.environment.torch_settings import torch_settings
 from trainermon.monitor.environment.weights import recorded_weights, training_of
 from trainermon.monitor.frameworks import load
@@ -201,23 +201,3 @@ class DrawLog:
             self._log.path.unlink(missing_ok=True)
             self._log = None
             DrawLog._is_listing = False
-
-
-def members_of_rank(rank: int, shown: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the members of a pack that hold what a rank showed: ours, and those that msprobe reads."""
-    members = {RANK_FILE.format(rank): encoded({"rank": rank, **shown})}
-    weights = {
-        name: features_of(next(iter(entry["regions"].values()))) for name, entry in shown.get("weights", {}).items()
-    }
-    if weights:
-        members[f"weights/step0/rank{rank}/weight.json"] = encoded(weights)
-    for step, tensors in shown.get("data", {}).items():
-        content: dict[str, Any] = {"args": {}, "kwargs": {}}
-        for name, entry in tensors.items():
-            part, _, rest = name.rpartition("args.")
-            content["kwargs" if part.endswith("kw") else "args"][rest] = features_of(entry)
-        members[f"dataset/step{step}/rank{rank}/dataset.json"] = encoded(content)
-    calls = calls_of(shown.get("random", {}))
-    if calls is not None:
-        members[f"random/rank{rank}.json"] = encoded(calls)
-    return members

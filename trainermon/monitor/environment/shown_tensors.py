@@ -51,10 +51,3 @@ def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from tensors_in(item, f"{name}.{number}")
-
-
-def features_of(part: dict[str, Any]) -> dict[str, float]:
-    """Return the four numbers that msprobe keeps of a tensor."""
-    count = max(1, part["count"])
-    norm = max(0.0, part["sum_sq"]) ** 0.5
-    return {"max": part["max"], "min": part["min"], "mean": part["sum"] / count, "norm": norm}
