@@ -71,6 +71,8 @@ def test_a_nodes_page_lives_at_the_controllers_address(tmp_path, make_controller
 
         seen(page, "#figure-step", "7")
         assert page.url.startswith(f"{controller.url}node/run/")
+        page.get_by_role("link", name="Whole job").click()
+        seen(page, ".headline", "The rank is training")
     finally:
         node.close()
 
@@ -81,6 +83,8 @@ def test_a_healthy_job_is_said_to_be_healthy(job, make_controller, page):
     page.goto(controller.url)
     seen(page, ".headline", "All 32 ranks are training")
 
+    page.get_by_role("button", name="dark").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 18, 22)"
     assert page.locator("#nodes tbody tr").count() == 4
     assert page.locator("#nodes .squares i").count() == 32
     assert "Every rank is fine." in page.locator("#ranks").inner_text()

@@ -14,6 +14,8 @@ const STATES = {
   reconnecting: ["reconnecting", "warn"],
 };
 const MOST_DOTS = 64;
+/** Whether a controller shows this page, as that of one of its nodes. */
+const IN_JOB = /\/node\/[^/]+\/[^/]+\/$/.test(location.pathname);
 
 /** @param {string} name */
 export function showState(name) {
@@ -29,7 +31,7 @@ export function showRun(run) {
   const started = !run.started_s ? null : `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
   const attempt = run.attempt > 1 ? `attempt ${run.attempt}` : null;
   const facts = [model, `host ${run.host}`, attempt, started].filter(Boolean);
-  const others = run.stored ? el("a", { href: "../../" }, "← All runs") : "";
+  const others = run.stored ? el("a", { href: "../../" }, "← All runs") : IN_JOB ? el("a", { href: "../../../" }, "← Whole job") : "";
   const leftOut = run.left_out ? el("span", { cls: "bad" }, run.left_out) : "";
   byId("run-facts").replaceChildren(others, ...facts.map((text) => el("span", {}, text)), outputPath(run.output), leftOut);
   showFooter(run);
@@ -57,7 +59,7 @@ function showFooter(run) {
   const skipped = run.skipped_records ? `${formatStep(run.skipped_records)} records skipped because the disk was too slow` : null;
   byId("footer").replaceChildren(
     ...[`trainermon ${run.version ?? ""}`.trim(), stored, skipped].filter(Boolean).map((text) => el("span", {}, text)),
-    run.stored ? "" : el("a", { href: "metrics" }, "metrics"),
+    run.stored || IN_JOB ? "" : el("a", { href: "metrics" }, "metrics"),
     el("code", {}, `trainermon query ${run.output} "SELECT …"`),
   );
 }

@@ -6,6 +6,7 @@ import { RankMap } from "./job_map.js";
 import { assess, readJob, runsOf } from "./job_state.js";
 import { pageLink, showEscalations, showNodes, showRanks, turnBack } from "./job_tables.js";
 import { formatSeconds, formatStep } from "./scales.js";
+import { chooseTheme, chosenTheme } from "./theme.js";
 
 /** @import { Assessment, Job, JobRank, JobState } from "./types.js" */
 
@@ -24,6 +25,7 @@ let search = "";
 let map = null;
 const field = el("input", { type: "search", cls: "row-search", placeholder: "Node or rank", "aria-label": "Node or rank", oninput: () => find(field.value) });
 
+byId("theme").append(segmented("Theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], chosenTheme(), chooseTheme));
 byId("ranks-filter").append(segmented("Which ranks", [["troubled", "need a look"], ["all", "all"]], "troubled", (key) => {
   onlyTroubled = key === "troubled";
   turnBack();
@@ -97,7 +99,7 @@ function showMap(state) {
 function showIdentity(job, runs, state) {
   setText(byId("run-id"), state.run ?? "trainermon");
   document.title = state.run ? `${state.run} · job` : "trainermon job";
-  const facts = [state.attempt > 1 && `attempt ${state.attempt}`, state.nodes.length && `${state.nodes.length} nodes`].filter(Boolean);
+  const facts = [state.attempt > 1 && `attempt ${state.attempt}`, state.nodes.length && (state.nodes.length === 1 ? "1 node" : `${formatStep(state.nodes.length)} nodes`)].filter(Boolean);
   setText(byId("run-facts"), facts.join(" · "));
   if (byId("runs").dataset.runs !== runs.join("\n")) {
     byId("runs").dataset.runs = runs.join("\n");

@@ -140,7 +140,7 @@ export function assess(state, ready) {
     return { tone: "calm", headline, details: ["Agents appear here as soon as they answer."] };
   }
   if (!state.living) return { tone: "calm", headline: "No rank is running", details: ["The agents still hold what the run has left."] };
-  return { tone: "good", headline: `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
+  return { tone: "good", headline: state.living === 1 ? "The rank is training" : `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
 }
 
 /**
