@@ -33,6 +33,7 @@ def page(browser: Browser, file: Path) -> Iterator[Page]:
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"file://{file}")
     page.wait_for_selector("body[data-ready]")
+    page.get_by_role("tab", name="Code").click()
     yield page
     page.close()
     assert complaints == []

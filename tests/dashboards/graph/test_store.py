@@ -14,6 +14,7 @@ from tests.dashboards.graph.modules import LOAD, LOAD_FIRST, header_and_pieces, 
 from tests.dashboards.graph.test_served import serving
 from trainermon.analysis.graph.findings import judge_alone, worst_within
 from trainermon.analysis.graph.flow import find_flow
+from trainermon.analysis.graph.overflow import overflow_levels
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.packing import DrawnRank, PackedRank, pack_rank
 from trainermon.analysis.graph.tree import GraphKind, GraphTree, read_tree
@@ -30,7 +31,8 @@ READ = """async ([header, pieces]) => {
     const numbers = (name) => Array.from(graph[name]);
     return {
         parents: numbers('parents'), worst: numbers('worst'), producers: numbers('producers'),
-        consumers: numbers('consumers'), keys: numbers('sizes').map((_, node) => keyOf(graph, node)),
+        consumers: numbers('consumers'), overflow: numbers('overflow'),
+        keys: numbers('sizes').map((_, node) => keyOf(graph, node)),
     };
 }""".replace("LOAD", LOAD_FIRST)
 COUNTERPARTS = """async ([header, pieces]) => {
@@ -57,6 +59,7 @@ def test_what_is_left_out_of_the_data_follows_from_it(name: str, page: Page) -> 
     assert found["parents"] == rank.tree.parents.tolist()
     assert found["worst"] == worst_within(rank.tree, rank.found.verdicts).tolist()
     assert list(zip(found["producers"], found["consumers"], strict=True)) == [edge[:2] for edge in rank.flow.edges]
+    assert found["overflow"] == overflow_levels(rank.tree).tolist()
     assert found["keys"] == ["" if node.call is None else node.call.key for node in rank.tree.nodes]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from trainermon.analysis.graph.tree import GraphTree, NodeSide
 from trainermon.dump.files.reader import read_stacks, stack_of
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
 
+_PYTHON_TYPE = re.compile(r"<class '(.+)'>")
 Details = dict[str, Any]
 Stacks = Mapping[str, Sequence[str]]
 
@@ -104,8 +106,9 @@ def _compared(row: ResultRow) -> dict[str, Any]:
 
 def _row(row: DumpRow | None, golden: DumpRow | None) -> dict[str, Any]:
     assert row is not None
-    shape = "" if row.shape is None else f"[{', '.join(map(str, row.shape))}]"
-    kind = f"{(row.dtype or '').rpartition('.')[2]}{shape}"
+    python_type = _PYTHON_TYPE.fullmatch(row.dtype or "")
+    shape = "" if row.shape is None or python_type else f"[{', '.join(map(str, row.shape))}]"
+    kind = python_type[1] if python_type else f"{(row.dtype or '').rpartition('.')[2]}{shape}"
     blank = {"error": None, "result": "", "message": ""}
     files = {"file": row.data_name, "golden_file": golden.data_name if golden else None}
     numbers = {"ours": _numbers(row), "golden": golden and _numbers(golden)}

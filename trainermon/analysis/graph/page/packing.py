@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from trainermon.analysis.graph.findings import GraphFindings
 from trainermon.analysis.graph.flow import FlowSummary
 from trainermon.analysis.graph.meetings import NO_MEETINGS, RankMeetings
+from trainermon.analysis.graph.overflow import overflow_levels
 from trainermon.analysis.graph.page.code import PageCode
 from trainermon.analysis.graph.page.measures import measure
 from trainermon.analysis.graph.tree import GraphTree
@@ -162,6 +163,7 @@ def pack_rank(rank: DrawnRank) -> PackedRank:
         "num_bytes": measures.num_bytes,
         "dtypes": measures.dtypes,
         "lines": rank.lines,
+        "overflow": overflow_levels(rank.tree),
         "overlay_values": np.concatenate([*rank.overlays.values(), np.zeros(0, np.float32)]),
     }
     known = found.errors[~np.isnan(found.errors)]

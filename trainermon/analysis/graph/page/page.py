@@ -61,15 +61,17 @@ _BODY = """<body class="graph">
 </div></header>
 <div class="bar"><nav id="levels" aria-label="where it is"></nav><span id="dials"></span></div>
 <canvas id="map" role="img" aria-label="the step in execution order, with the worst verdict at each place"></canvas>
-<main class="work"><div class="stage"><ul id="tree" class="visually-hidden" role="tree" tabindex="0"
+<main class="work"><div class="stage" id="stage"><ul id="tree" class="visually-hidden" role="tree" tabindex="0"
 aria-label="the calls; use the arrow keys"></ul><canvas id="graph" aria-hidden="true"></canvas>
+<canvas id="golden" aria-hidden="true"></canvas><p class="side">target</p><p class="side">golden</p>
 <div id="legend" class="legend" hidden></div></div>
 <aside id="panel" aria-live="polite"></aside></main>
 <p id="status" class="visually-hidden" role="status"></p>
 <dialog id="help"><h2>Keys</h2><dl id="keys"></dl>
 <p class="dim">Click selects, with Shift one more; double click unfolds, right click says what can be done; drag or the
-wheel moves, Ctrl and the wheel zooms. Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>,
-<code>class:Linear</code>, <code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>,
-<code>line:model.py:118</code>.</p>
+wheel moves, Ctrl and the wheel zooms. On the map a click goes there, a drag looks closer, a double click shows all.
+Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>, <code>class:Linear</code>,
+<code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>, <code>line:model.py:118</code>;
+<code>rank:3</code>, <code>rank:0-7</code>, <code>rank:*</code> search other ranks, alone they find where it began.</p>
 <form method="dialog"><button>close</button></form></dialog>
 """

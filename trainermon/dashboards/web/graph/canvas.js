@@ -5,6 +5,7 @@
 
 const READABLE = 5.5;
 const FONT_SIZE = 12.5;
+const HALO = 5;
 
 /**
  * @param {CanvasRenderingContext2D} context
@@ -19,6 +20,7 @@ export function draw(context, shapes, camera, { width, height, font }) {
   context.scale(zoom, zoom);
   context.translate(-left, -top);
   context.textBaseline = "alphabetic";
+  context.lineJoin = "round";
   const showsText = FONT_SIZE * zoom >= READABLE;
   for (const shape of shapes) {
     if (shape.kind === "rect") {
@@ -29,8 +31,14 @@ export function draw(context, shapes, camera, { width, height, font }) {
       if (Math.min(y0, y1) > bottom || Math.max(y0, y1) < top || Math.min(x0, x1) - 400 > right || Math.max(x0, x1) + 400 < left) continue;
       drawPath(context, shape);
     } else if (showsText && shape.y > top && shape.y - FONT_SIZE < bottom && shape.x < right) {
-      context.fillStyle = shape.fill;
       context.font = fontOf(font, shape.isBold);
+      if (shape.halo) {
+        context.strokeStyle = shape.halo;
+        context.lineWidth = HALO;
+        context.setLineDash([]);
+        context.strokeText(shape.text, shape.x, shape.y);
+      }
+      context.fillStyle = shape.fill;
       context.fillText(shape.text, shape.x, shape.y);
     }
   }

@@ -6,7 +6,7 @@ import { collectConfig, diffCommand, saveJson, saveNotes, savePng, saveSvg } fro
 /** @import { GraphView } from "./graphview.js" */
 
 /** @param {GraphView} view */
-export function savingChoices({ pane, palette, graph, selected }) {
+export function savingChoices({ panes: { main: pane }, palette, graph, selected }) {
   const area = pane.boxes[0];
   return [
     { text: "Save the boxes as SVG", run: () => saveSvg(pane.shapes(), area, palette) },
@@ -20,13 +20,13 @@ export function savingChoices({ pane, palette, graph, selected }) {
 export function nodeChoices(view) {
   const { graph, selected } = view;
   const command = diffCommand(graph, selected);
-  const copy = (/** @type {string} */ text) => void navigator.clipboard?.writeText(text);
+  const copy = (/** @type {string} */ text) => view.copy(text);
   return [
-    ...(graph.sizes[selected] > 1 ? [{ text: "Unfold, fold", run: () => view.pane.toggle(selected) }] : []),
+    ...(graph.sizes[selected] > 1 ? [{ text: "Unfold, fold", run: () => view.panes.toggle(selected) }] : []),
     { text: "To what gives it a value", run: () => view.follow("producers") },
     { text: "To what takes its value", run: () => view.follow("consumers") },
-    ...(view.pane.others.size ? [{ text: "Match the selected by hand", run: () => view.match() }] : []),
-    { text: "Copy the address of this view", run: () => copy(location.href) },
+    ...(view.panes.folds.others.size ? [{ text: "Match the selected by hand", run: () => view.match() }] : []),
+    { text: "Copy the address of this view", run: () => view.copyAddress() },
     ...(keyOf(graph, selected) ? [
       { text: "Copy the call’s key", run: () => copy(keyOf(graph, selected)) },
       { text: "Copy a configuration that collects its tensors", run: () => copy(collectConfig(graph, selected)) },

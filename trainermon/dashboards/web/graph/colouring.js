@@ -2,7 +2,12 @@
 
 /** @import { Box, Colouring, Graph } from "./types.js" */
 
-export const MODES = ["verdict", "relative error", "norm", "growth output/input", "type", "bytes"];
+export const MODES = ["verdict", "relative error", "norm", "growth output/input", "type", "bytes", "overflow"];
+const OVERFLOW = [
+  { text: "medium: is given values that are not finite, and gives none", tone: "info" },
+  { text: "high: is given such values and gives them, or grows a hundredfold", tone: "warning" },
+  { text: "critical: gives them, and was given none", tone: "critical" },
+];
 const SMALLEST_ERROR = 1e-8;
 const MOST_GROWTH = 16;
 const STRENGTH = 0.5;
@@ -17,6 +22,7 @@ const STEPS = 5;
 export function colouringOf(graph, mode, palette) {
   const tint = (/** @type {string} */ tone, /** @type {number} */ share) => mixed(palette.panel, palette[tone], STRENGTH * share);
   if (mode === "type") return byType(graph, palette, tint);
+  if (mode === "overflow") return byOverflow(graph, tint);
   if (mode === "growth output/input") {
     return scaled(graph.growths, (a, b) => (Math.abs(Math.log(a)) > Math.abs(Math.log(b)) ? a : b), [1 / MOST_GROWTH, MOST_GROWTH],
       (share) => tint(share < 0.5 ? "info" : "warning", Math.abs(2 * share - 1)), "norm of output over norm of input");
@@ -101,6 +107,27 @@ function byType({ dtypes, dtype_names: names }, palette, tint) {
     text: "type of the largest output",
   };
 }
+
+/**
+ * The worst level within a box.
+ * @param {Graph} graph
+ * @param {(tone: string, share: number) => string} tint
+ * @returns {Colouring}
+ */
+function byOverflow({ overflow }, tint) {
+  const colours = ["", ...OVERFLOW.map(({ tone }) => tint(tone, 1))];
+  return {
+    fillOf: ({ nodes }, sizes) => colours[nodes.reduce((worst, node) => Math.max(worst, mostWithin(overflow, node, sizes[node])), 0)],
+    legend: OVERFLOW.map(({ text }, at) => ({ text, colour: colours[at + 1] })), text: "the worst level within a box",
+  };
+}
+
+/**
+ * @param {Uint8Array} column
+ * @param {number} node
+ * @param {number} size
+ */
+const mostWithin = (column, node, size) => column.subarray(node, node + size).reduce((most, level) => Math.max(most, level), 0);
 
 /**
  * @param {string} from - six digits

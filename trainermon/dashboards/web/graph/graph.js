@@ -3,6 +3,7 @@
 import { byId, setText } from "../dom.js";
 import { inlinePiece, servedPiece } from "./data/pieces.js";
 import { GraphStore } from "./data/store.js";
+import { readFragment } from "./address.js";
 import { GraphView } from "./graphview.js";
 import { readNotes } from "./panel/notes.js";
 import { actionsOf, listenToKeys, showKeys } from "./keys.js";
@@ -12,7 +13,7 @@ import { actionsOf, listenToKeys, showKeys } from "./keys.js";
 /**
  * The rank with this label; of a step's name the first of its ranks, those with a finding before the others.
  * @param {Member[]} members
- * @param {string | null} label
+ * @param {string | undefined} label
  */
 function named(members, label) {
   const ofStep = members.filter((one) => one.label.startsWith(`${label} `));
@@ -24,29 +25,28 @@ async function start() {
   const header = JSON.parse(new TextDecoder().decode(await inlinePiece("head")));
   Object.assign(header, await readNotes(header));
   const store = new GraphStore(header, header.served ? servedPiece : (number) => inlinePiece(`piece${number}`));
-  const asked = new URLSearchParams(location.hash.slice(1) || location.search);
-  const view = new GraphView(store, await store.load(named(header.members, asked.get("of")) ?? header.members[header.first]));
+  const address = readFragment(location.hash || location.search.slice(1));
+  const view = new GraphView(store, await store.load(named(header.members, address.of) ?? header.members[header.first]));
   const actions = actionsOf(view);
   listenToKeys(actions);
   showKeys(byId("keys"), actions);
   listen(view);
-  view.show(Number(asked.get("node")));
+  view.show(address);
   document.body.dataset.ready = "true";
-  await view.readOthers();
-  document.body.dataset.complete = "true";
 }
 
 /** @param {GraphView} view */
 function listen(view) {
-  view.search.addEventListener("input", () => view.runSearch());
+  view.search.addEventListener("input", () => void view.runSearch());
   view.search.addEventListener("keydown", (event) => {
     if (event.key === "Enter") view.stepFinding(event.shiftKey ? -1 : 1);
-    if (event.key === "Escape") ((view.search.value = ""), view.runSearch(), byId("tree").focus());
+    if (event.key === "Escape") ((view.search.value = ""), void view.runSearch(), byId("tree").focus());
   });
   byId("next").addEventListener("click", () => view.stepFinding(1));
   byId("previous").addEventListener("click", () => view.stepFinding(-1));
-  byId("all").addEventListener("click", () => view.pane.fit(view.pane.boxes[0]));
+  byId("all").addEventListener("click", () => view.panes.fitAll());
   byId("show-help").addEventListener("click", () => view.help.showModal());
+  addEventListener("popstate", () => view.restore());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.readPalette());
 }
 

@@ -1,8 +1,7 @@
 // What each key does; the same table is shown as help.
 
 import { el } from "../dom.js";
-import { MODES } from "./colouring.js";
-import { worstWithin } from "./data/skeleton.js";
+import { keyOf, worstWithin } from "./data/skeleton.js";
 import { beside, inMicroStep } from "./data/walking.js";
 
 /** @import { GraphView } from "./graphview.js" */
@@ -16,7 +15,7 @@ const PAN = 60;
  * @returns {KeyAction[]}
  */
 export function actionsOf(view) {
-  const { pane } = view;
+  const { panes } = view;
   return [
     { keys: ["n"], text: "next finding, or hit of the search", run: () => view.stepFinding(1) },
     { keys: ["p"], text: "previous finding, or hit", run: () => view.stepFinding(-1) },
@@ -25,7 +24,8 @@ export function actionsOf(view) {
     { keys: ["ArrowUp"], text: "previous beside it", run: () => view.goToIfAny(beside(view.graph, view.selected, -1)) },
     { keys: ["ArrowLeft"], text: "what it is in", run: () => view.graph.parents[view.selected] >= 0 && view.goTo(view.graph.parents[view.selected]) },
     { keys: ["ArrowRight"], text: "the first within it", run: () => view.graph.sizes[view.selected] > 1 && view.goTo(view.selected + 1) },
-    { keys: ["Enter"], text: "unfold, fold", run: () => pane.toggle(view.selected) },
+    { keys: ["Alt+ArrowUp"], text: "one level up", run: () => view.goUp() },
+    { keys: ["Enter"], text: "unfold, fold", run: () => panes.toggle(view.selected) },
     { keys: ["Shift+Enter"], text: "to the worst within", run: () => view.goTo(worstWithin(view.graph, view.selected)) },
     { keys: ["i"], text: "to what gives it a value", run: () => view.follow("producers") },
     { keys: ["u"], text: "to what takes its value", run: () => view.follow("consumers") },
@@ -37,24 +37,30 @@ export function actionsOf(view) {
     { keys: ["."], text: "the next rank", run: () => view.showRank(view.shown + 1) },
     { keys: ["f"], text: "forward alone; again: both", run: () => view.showDirection(1) },
     { keys: ["b"], text: "backward alone; again: both", run: () => view.showDirection(2) },
-    { keys: ["1", "2", "3", "4", "5", "6"], text: `colour by ${MODES.join(", ")}`, run: (key) => view.colourBy(MODES[Number(key) - 1]) },
+    { keys: digits(view.modes.length), text: `colour by ${view.modes.join(", ")}`, run: (key) => view.colourBy(view.modes[Number(key) - 1]) },
+    { keys: ["\\"], text: "both sides in one pane, or in two", run: () => view.split() },
     { keys: ["/"], text: "search", run: () => view.search.focus() },
-    { keys: ["0"], text: "show all", run: () => pane.fit(pane.boxes[0]) },
-    { keys: ["z"], text: "fit the selection", run: () => pane.fit(pane.boxOf(view.selected)) },
-    { keys: ["+", "="], text: "closer", run: () => pane.zoom(1.25) },
-    { keys: ["-"], text: "further away", run: () => pane.zoom(0.8) },
-    { keys: ["w"], text: "move up", run: () => pane.pan(0, -PAN) },
-    { keys: ["s"], text: "move down", run: () => pane.pan(0, PAN) },
-    { keys: ["a"], text: "move left", run: () => pane.pan(-PAN, 0) },
-    { keys: ["d"], text: "move right", run: () => pane.pan(PAN, 0) },
+    { keys: ["0"], text: "show all", run: () => panes.fitAll() },
+    { keys: ["z"], text: "fit the selection", run: () => panes.fit(view.selected) },
+    { keys: ["Z"], text: "the map: the selection, or the whole step", run: () => view.zoomMap() },
+    { keys: ["+", "="], text: "closer", run: () => panes.zoom(1.25) },
+    { keys: ["-"], text: "further away", run: () => panes.zoom(0.8) },
+    { keys: ["w"], text: "move up", run: () => panes.pan(0, -PAN) },
+    { keys: ["s"], text: "move down", run: () => panes.pan(0, PAN) },
+    { keys: ["a"], text: "move left", run: () => panes.pan(-PAN, 0) },
+    { keys: ["d"], text: "move right", run: () => panes.pan(PAN, 0) },
     { keys: ["x", "Shift+F10", "ContextMenu"], text: "what can be done with it", run: () => view.openMenu() },
     { keys: ["m"], text: "match by hand: the selected node, and those selected with Shift and click", run: () => view.match() },
     { keys: ["M"], text: "undo the last match", run: () => view.undoMatch() },
     { keys: ["e"], text: "save: SVG, PNG, JSON, notes", run: () => view.openExport() },
-    { keys: ["c"], text: "copy the address of the selection", run: () => void navigator.clipboard?.writeText(location.href) },
+    { keys: ["c"], text: "copy the address of what is shown", run: () => view.copyAddress() },
+    { keys: ["C"], text: "copy the key of the selected call", run: () => view.copy(keyOf(view.graph, view.selected)) },
     { keys: ["?"], text: "this help", run: () => view.help.showModal() },
   ];
 }
+
+/** @param {number} count */
+const digits = (count) => Array.from({ length: Math.min(9, count) }, (_, at) => String(at + 1));
 
 /**
  * @param {KeyAction[]} actions
@@ -63,8 +69,9 @@ export function listenToKeys(actions) {
   const byKey = new Map(actions.flatMap((action) => action.keys.map((key) => [key, action])));
   addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (target.matches("input, select, textarea") || event.altKey || event.ctrlKey || event.metaKey) return;
-    const name = event.shiftKey && event.key.length > 1 ? `Shift+${event.key}` : event.key;
+    if (target.matches("input, select, textarea") || event.ctrlKey || event.metaKey) return;
+    const shift = event.shiftKey && event.key.length > 1 ? "Shift+" : "";
+    const name = `${event.altKey ? "Alt+" : ""}${shift}${event.key}`;
     if (name === "Enter" && target.matches("button, a, summary")) return;
     const action = byKey.get(name);
     if (!action) return;

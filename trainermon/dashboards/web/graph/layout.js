@@ -72,8 +72,7 @@ function labelOf(graph, nodes) {
  */
 function fill(graph, box, opened, measure) {
   box.isOpen = true;
-  for (const fold of foldChildren(graph, box.node, opened.isApart)) {
-    if (opened.isHidden?.(fold.members[0][0])) continue;
+  for (const fold of foldChildren(graph, box.node, opened.isApart, opened.isHidden)) {
     const boxes = fold.members[0].map((_, at) => boxOf(graph, fold, at, opened, measure));
     if (boxes.length === 1) box.children.push(boxes[0]);
     else box.children.push(groupOf(graph, fold, boxes, measure));

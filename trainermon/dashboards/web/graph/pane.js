@@ -2,12 +2,12 @@
 
 import { fitCanvas, perFrame } from "../dom.js";
 import { draw, fontOf } from "./canvas.js";
+import { SIDES } from "./folds.js";
 import { layOut } from "./layout.js";
-import { isAlike } from "./data/ranks.js";
 import { boxesInView, shapesOf } from "./scene.js";
-import { ancestorsOf, KIND } from "./data/skeleton.js";
 import { allBoxes, bundled, closedBoxes, nearTo, shownIn, wiresBetween } from "./wires.js";
 
+/** @import { Folds } from "./folds.js" */
 /** @import { Box, Camera, Graph, Look, Wire } from "./types.js" */
 
 const ZOOMS = [0.05, 4];
@@ -19,34 +19,36 @@ export class GraphPane {
   /**
    * @param {HTMLCanvasElement} canvas
    * @param {Graph} graph
+   * @param {Folds} folds
    * @param {() => Record<string, string>} palette
-   * @param {(node: number) => void} onselect
    */
-  constructor(canvas, graph, palette, onselect) {
+  constructor(canvas, graph, folds, palette) {
     this.canvas = canvas;
     this.graph = graph;
+    this.folds = folds;
     this.palette = palette;
-    this.onselect = onselect;
-    this.selected = 0;
-    /** @type {Set<number>} */
-    this.others = new Set();
+    /** One of SIDES. */
+    this.side = SIDES.union;
     /** @type {(node: number) => boolean} */
     this.hasNote = () => false;
     /** @type {(node: number) => void} */
+    this.onselect = () => {};
+    /** @type {(node: number) => void} */
     this.onadd = () => {};
-    /** @type {Set<number>} */
-    this.open = new Set();
-    /** @type {Set<number>} */
-    this.apart = new Set();
+    /** @type {(node: number) => void} */
+    this.ontoggle = () => {};
+    /** @type {(x: number, y: number) => void} */
+    this.onpan = (x, y) => this.pan(x, y);
+    /** @type {(factor: number, at: {x: number, y: number}) => void} */
+    this.onzoom = (factor, at) => this.zoom(factor, at);
     /** @type {Set<number>} */
     this.hits = new Set();
-    /** Which direction alone is shown; 0: both. */
-    this.direction = 0;
     /** @type {(box: Box) => string} */
     this.fillOf = () => "";
     /** @type {(box: Box) => number[]} */
     this.cellsOf = () => [];
     this.onarrange = () => {};
+    this.onmove = () => {};
     /** @type {(node: number, point: {x: number, y: number}) => void} */
     this.onmenu = () => {};
     /** @type {WeakMap<Box, {fill: string, cells: number[]}>} */
@@ -60,21 +62,12 @@ export class GraphPane {
     /** @type {{node: number, wires: Wire[], found: Map<Box | Wire, number>} | undefined} */
     this.nearOf = undefined;
     this.repaint = perFrame(() => this.paint());
-    this.arrange();
     this.listen();
   }
 
-  /**
-   * Shows another graph; what is unfolded stays so where both are built alike.
-   * @param {Graph} graph
-   */
+  /** @param {Graph} graph */
   show(graph) {
-    if (!isAlike(graph, this.graph)) {
-      this.open.clear();
-      this.apart.clear();
-    }
     this.graph = graph;
-    this.openFirst();
     this.arrange();
   }
 
@@ -82,7 +75,7 @@ export class GraphPane {
     return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
   }
 
-  /** Lays everything out anew; call it whenever `open` or `apart` has changed. */
+  /** Lays everything out anew; call it whenever the folds or the side have changed. */
   arrange() {
     const context = this.canvas.getContext("2d");
     if (!context) throw new Error("this browser draws no canvas");
@@ -93,8 +86,8 @@ export class GraphPane {
       return widths.get(text);
     };
     const opened = {
-      isOpen: (/** @type {number} */ node) => this.open.has(node),
-      isApart: (/** @type {number} */ node) => this.apart.has(node),
+      isOpen: (/** @type {number} */ node) => this.folds.open.has(node),
+      isApart: (/** @type {number} */ node) => this.folds.apart.has(node),
       isHidden: (/** @type {number} */ node) => this.isHidden(node),
     };
     this.root = layOut(this.graph, opened, measure);
@@ -109,7 +102,8 @@ export class GraphPane {
 
   /** @param {number} node */
   isHidden(node) {
-    return Boolean(this.direction) && this.graph.kinds[node] === KIND.section && this.graph.directions[node] !== this.direction;
+    const { folds, graph, side } = this;
+    return folds.isLeftOut(graph, node) || (side !== SIDES.union && graph.sides[node] !== SIDES.union && graph.sides[node] !== side);
   }
 
   paint() {
@@ -127,9 +121,9 @@ export class GraphPane {
 
   /** What is near the selection; known until it or the boxes change. */
   get near() {
-    if (this.nearOf?.node === this.selected && this.nearOf.wires === this.wires) return this.nearOf.found;
-    const found = nearTo(this.graph, this.wires, this.selected);
-    this.nearOf = { node: this.selected, wires: this.wires, found };
+    if (this.nearOf?.node === this.folds.selected && this.nearOf.wires === this.wires) return this.nearOf.found;
+    const found = nearTo(this.graph, this.wires, this.folds.selected);
+    this.nearOf = { node: this.folds.selected, wires: this.wires, found };
     return found;
   }
 
@@ -141,7 +135,7 @@ export class GraphPane {
     const wires = bundled(this.wires.filter(isDrawn), near);
     /** @type {Look} */
     const look = {
-      selected: this.selected, others: this.others, hasNote: this.hasNote, palette: this.palette(), hits: this.hits, near,
+      selected: this.folds.selected, others: this.folds.others, hasNote: this.hasNote, palette: this.palette(), hits: this.hits, near,
       fillOf: (box) => this.faceOf(box).fill, cellsOf: (box) => this.faceOf(box).cells,
     };
     return shapesOf(this.graph, boxes, wires, look);
@@ -168,32 +162,19 @@ export class GraphPane {
    * @param {number} node
    */
   boxOf(node) {
-    const own = this.boxes.find((box) => !box.isGroup && box.nodes.includes(node));
-    if (own) return own;
-    const at = this.shown ? this.shown[node] : -1;
-    return at >= 0 && this.closed ? this.closed[at] : this.boxes[0];
+    const at = this.shown?.[node] ?? -1;
+    if (at >= 0 && this.closed) return this.closed[at];
+    return this.boxes.find((box) => !box.isGroup && box.nodes.includes(node)) ?? this.boxes[0];
   }
 
   /**
-   * Unfolds all that a node is in, and sets it apart from those that are like it.
-   * @param {number} node
+   * Marks the boxes that some nodes are in.
+   * @param {number[]} nodes
    */
-  reveal(node) {
-    for (const at of ancestorsOf(this.graph, node)) {
-      if (this.isHidden(at)) this.direction = 0;
-      this.open.add(at);
-      this.apart.add(at);
-    }
-    this.apart.add(node);
-    this.arrange();
-  }
-
-  /** @param {number} node */
-  toggle(node) {
-    if (this.graph.sizes[node] === 1) return;
-    if (this.open.has(node)) this.open.delete(node);
-    else this.open.add(node);
-    this.keepInPlace(node, () => this.arrange());
+  mark(nodes) {
+    const { shown, closed } = this;
+    this.hits = new Set(nodes.map((node) => (shown && closed && shown[node] >= 0 ? closed[shown[node]].node : node)));
+    this.repaint();
   }
 
   /**
@@ -205,8 +186,7 @@ export class GraphPane {
     const before = this.boxOf(node);
     change();
     const after = this.boxOf(node);
-    this.camera = { ...this.camera, x: this.camera.x + after.x - before.x, y: this.camera.y + after.y - before.y };
-    this.repaint();
+    this.moveTo({ ...this.camera, x: this.camera.x + after.x - before.x, y: this.camera.y + after.y - before.y });
   }
 
   /** @param {number} node */
@@ -217,16 +197,21 @@ export class GraphPane {
     const isLarge = box.height * zoom > height - 2 * MARGIN;
     const y = isLarge ? box.y + (height / 2 - MARGIN) / zoom : box.y + box.height / 2;
     const x = box.width * zoom > width - 2 * MARGIN ? box.x + (width / 2 - MARGIN) / zoom : box.x + box.width / 2;
-    this.camera = { x, y, zoom };
+    this.moveTo({ x, y, zoom });
+  }
+
+  /** @param {Camera} camera */
+  moveTo(camera) {
+    this.camera = camera;
     this.repaint();
+    this.onmove();
   }
 
   /** @param {Box} box */
   fit(box) {
     const { width, height } = this.size;
     const zoom = Math.min(1.2, (width - MARGIN) / box.width, (height - MARGIN) / box.height);
-    this.camera = { x: box.x + box.width / 2, y: box.y + box.height / 2, zoom: Math.max(ZOOMS[0], zoom) };
-    this.repaint();
+    this.moveTo({ x: box.x + box.width / 2, y: box.y + box.height / 2, zoom: Math.max(ZOOMS[0], zoom) });
   }
 
   /**
@@ -238,8 +223,7 @@ export class GraphPane {
     const zoom = Math.min(ZOOMS[1], Math.max(ZOOMS[0], this.camera.zoom * factor));
     this.camera = { ...this.camera, zoom };
     const after = this.toPlane(at);
-    this.camera = { zoom, x: this.camera.x + before.x - after.x, y: this.camera.y + before.y - after.y };
-    this.repaint();
+    this.moveTo({ zoom, x: this.camera.x + before.x - after.x, y: this.camera.y + before.y - after.y });
   }
 
   /**
@@ -247,8 +231,7 @@ export class GraphPane {
    * @param {number} y
    */
   pan(x, y) {
-    this.camera = { ...this.camera, x: this.camera.x + x / this.camera.zoom, y: this.camera.y + y / this.camera.zoom };
-    this.repaint();
+    this.moveTo({ ...this.camera, x: this.camera.x + x / this.camera.zoom, y: this.camera.y + y / this.camera.zoom });
   }
 
   /** @param {{x: number, y: number}} point */
@@ -280,7 +263,7 @@ export class GraphPane {
       const [dx, dy] = [held.x - event.offsetX, held.y - event.offsetY];
       if (!held.moved && Math.hypot(dx, dy) < 4) return;
       held = { ...at(event), moved: true };
-      this.pan(dx, dy);
+      this.onpan(dx, dy);
     });
     this.canvas.addEventListener("pointerup", (event) => {
       const box = held?.moved ? undefined : this.boxAt(at(event));
@@ -295,21 +278,13 @@ export class GraphPane {
     });
     this.canvas.addEventListener("dblclick", (event) => {
       const box = this.boxAt(at(event));
-      if (box) this.toggle(box.node);
+      if (box) this.ontoggle(box.node);
     });
     this.canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
-      if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(-event.deltaY / 300), at(event));
-      else this.pan(event.deltaX, event.deltaY);
+      if (event.ctrlKey || event.metaKey) this.onzoom(Math.exp(-event.deltaY / 300), at(event));
+      else this.onpan(event.deltaX, event.deltaY);
     }, { passive: false });
     new ResizeObserver(() => this.repaint()).observe(this.canvas);
-  }
-
-  /** The section, module or function shown first where nothing is wrong: the micro steps and what is directly in them. */
-  openFirst() {
-    this.open.add(0);
-    for (let node = 0; node < this.graph.count; node++) {
-      if (this.graph.kinds[node] === KIND.microStep || this.graph.kinds[node] === KIND.section) this.open.add(node);
-    }
   }
 }

@@ -4,8 +4,9 @@ import { el } from "../dom.js";
 import { draw } from "./canvas.js";
 import { detailOf } from "./panel/details.js";
 import { notesText } from "./panel/notes.js";
+import { nodeJson } from "./panel/raw.js";
 import { asSvg } from "./svg.js";
-import { keyOf, pathOf, VERDICT } from "./data/skeleton.js";
+import { keyOf } from "./data/skeleton.js";
 
 /** @import { Box, Graph } from "./types.js" */
 /** @import { Shape } from "./scene.js" */
@@ -56,17 +57,7 @@ export function savePng(shapes, area, palette) {
  * @param {Graph} graph
  * @param {number} node
  */
-export function saveJson(graph, node) {
-  const names = Object.keys(VERDICT);
-  const error = graph.errors[node];
-  const known = {
-    dump: graph.dump, golden: graph.golden_dump || null, label: graph.label, path: pathOf(graph, node), key: keyOf(graph, node) || null,
-    verdict: names[graph.verdicts[node]], worst_within: names[graph.worst[node]], nodes: graph.sizes[node],
-    relative_error: Number.isFinite(error) ? error : null,
-    finding: graph.findings.find((one) => one.node === node)?.message ?? null, ...detailOf(graph, node),
-  };
-  save("node.json", new Blob([`${JSON.stringify(known, null, 1)}\n`], { type: "application/json" }));
-}
+export const saveJson = (graph, node) => save("node.json", new Blob([nodeJson(graph, node)], { type: "application/json" }));
 
 /** @param {Graph} graph */
 export const saveNotes = (graph) => save("graph_notes.json", new Blob([notesText(graph.notes)], { type: "application/json" }));

@@ -5,7 +5,7 @@ import { TITLE } from "./layout.js";
 
 /** @import { Box, Graph, Look, Wire } from "./types.js" */
 /** @typedef {{kind: "rect", x: number, y: number, width: number, height: number, fill: string, stroke: string, thick?: number, dashed?: boolean, radius: number}} RectShape */
-/** @typedef {{kind: "text", x: number, y: number, text: string, fill: string, isBold?: boolean}} TextShape */
+/** @typedef {{kind: "text", x: number, y: number, text: string, fill: string, isBold?: boolean, halo?: string}} TextShape - `halo` keeps lines off it */
 /** @typedef {{kind: "path", points: number[], stroke: string, thick: number, dashed: boolean}} PathShape */
 /** @typedef {RectShape | TextShape | PathShape} Shape */
 
@@ -26,6 +26,7 @@ export function shapesOf(graph, boxes, wires, look) {
   return [
     ...open.flatMap((box) => boxShapes(graph, box, look)),
     ...wires.flatMap((wire) => wireShapes(wire, look)),
+    ...open.flatMap((box) => titleShapes(graph, box, look)),
     ...closed.flatMap((box) => boxShapes(graph, box, look)),
   ];
 }
@@ -63,7 +64,7 @@ export function boxesInView(graph, root, { left, top, right, bottom }, most) {
  */
 function boxShapes(graph, box, look) {
   const { palette } = look;
-  const verdict = box.nodes.reduce((worst, node) => Math.max(worst, graph.worst[node]), 0);
+  const verdict = worstOf(graph, box);
   const tone = palette[TONES[verdict]];
   const near = look.near.get(box) ?? 0;
   const isSelected = (box.node === look.selected || look.others.has(box.node)) && !box.isGroup;
@@ -82,11 +83,15 @@ function boxShapes(graph, box, look) {
   if (verdict > VERDICT.pass && !box.isOpen) {
     shapes.push({ kind: "rect", x: box.x + 1, y: box.y + 1, width: 4, height: box.height - 2, fill: tone, stroke: "", radius: 2 });
   }
-  shapes.push(...titleShapes(graph, box, verdict, palette));
-  if (look.hasNote(box.node) && !box.isGroup) shapes.push({ kind: "text", x: box.x + box.width - 15, y: box.y + TITLE / 2 + 4.5, text: "✎", fill: palette.accent });
-  if (!box.isOpen) shapes.push(...stripShapes(box, look));
+  if (!box.isOpen) shapes.push(...titleShapes(graph, box, look), ...stripShapes(box, look));
   return shapes;
 }
+
+/**
+ * @param {Graph} graph
+ * @param {Box} box
+ */
+const worstOf = (graph, { nodes }) => nodes.reduce((worst, node) => Math.max(worst, graph.worst[node]), 0);
 
 /**
  * A cell for each group of ranks on the lower edge, where any of them has something to say.
@@ -112,22 +117,25 @@ function stripShapes(box, { cellsOf, palette }) {
 const rect = ({ x, y, width, height }, { shift, ...look }) => ({ kind: "rect", x: x + shift, y: y + shift, width, height, ...look });
 
 /**
+ * The title, and a mark where somebody has written a note.
  * @param {Graph} graph
  * @param {Box} box
- * @param {number} verdict
- * @param {Record<string, string>} palette
+ * @param {Look} look
  * @returns {Shape[]}
  */
-function titleShapes(graph, box, verdict, palette) {
+function titleShapes(graph, box, { palette, hasNote }) {
+  const verdict = worstOf(graph, box);
   const baseline = box.y + TITLE / 2 + 4.5;
   const sign = graph.sides[box.node] === GOLDEN_ONLY ? "−" : MARKS[verdict];
   const mark = !box.isOpen && graph.nonfinite[box.node] ? `${sign}◆` : sign;
   const isFaint = graph.kinds[box.node] === KIND.parameter || box.isGroup;
   const times = box.nodes.length > 1 && !box.isGroup ? `  ×${box.nodes.length}` : "";
   const fill = palette[verdict > VERDICT.warning ? TONES[verdict] : isFaint ? "muted" : "ink"];
-  return [
-    { kind: "text", x: box.x + 10, y: baseline, text: `${mark ? `${mark} ` : ""}${box.label}${times}`, fill, isBold: box.isOpen },
-  ];
+  const halo = box.isOpen ? palette[box.isGroup ? "page" : "plot"] : undefined;
+  /** @type {Shape} */
+  const title = { kind: "text", x: box.x + 10, y: baseline, text: `${mark ? `${mark} ` : ""}${box.label}${times}`, fill, isBold: box.isOpen, halo };
+  if (box.isGroup || !hasNote(box.node)) return [title];
+  return [title, { kind: "text", x: box.x + box.width - 15, y: baseline, text: "✎", fill: palette.accent, halo }];
 }
 
 /**

@@ -17,7 +17,8 @@ export function asSvg(shapes, { x, y, width, height }, { font, background }) {
 function element(shape) {
   if (shape.kind === "text") {
     const weight = shape.isBold ? ' font-weight="600"' : "";
-    return `<text x="${shape.x}" y="${shape.y}" fill="${shape.fill}"${weight}>${escaped(shape.text)}</text>`;
+    const halo = shape.halo ? ` stroke="${shape.halo}" stroke-width="5" stroke-linejoin="round" paint-order="stroke"` : "";
+    return `<text x="${shape.x}" y="${shape.y}" fill="${shape.fill}"${weight}${halo}>${escaped(shape.text)}</text>`;
   }
   if (shape.kind === "path") {
     const [x0, y0, x1, y1, x2, y2, x3, y3] = shape.points.map((number) => number.toFixed(1));

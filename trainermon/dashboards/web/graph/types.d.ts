@@ -136,6 +136,8 @@ export interface Graph extends Judged {
   norms: Float32Array;
   growths: Float32Array;
   overlay_values: Float32Array;
+  /** 0 none, 1 medium, 2 high, 3 critical. */
+  overflow: Uint8Array;
   num_bytes: Float32Array;
   dtypes: Uint8Array;
 }

@@ -11,10 +11,11 @@ const MAX_PERIOD = 32;
  * @param {Graph} graph
  * @param {number} node
  * @param {(child: number) => boolean} isApart
+ * @param {(child: number) => boolean} [isHidden] - which are left out
  * @returns {Fold[]}
  */
-export function foldChildren(graph, node, isApart) {
-  const children = childrenOf(graph, node);
+export function foldChildren(graph, node, isApart, isHidden = () => false) {
+  const children = childrenOf(graph, node).filter((child) => !isHidden(child));
   const shapes = children.map((child) => (isApart(child) ? -child : graph.structures[child]));
   const folds = [];
   for (let at = 0; at < children.length; ) {

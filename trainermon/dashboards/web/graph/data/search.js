@@ -1,8 +1,22 @@
-// Finds nodes by words: a part of the name or path, `*` patterns, and `verdict:`, `class:`, `kind:`, `line:`.
+// Finds nodes by words: a part of the name or path, `*` patterns, and `verdict:`, `class:`, `kind:`, `line:`, `rank:` and more.
 
 import { classOf, KIND, pathOf, VERDICT } from "./skeleton.js";
 
 /** @import { Graph } from "../types.js" */
+
+/**
+ * Takes the ranks out of a query: `rank:3`, `rank:0-7`, `rank:1,9`, `rank:*`. Without such a word `isAsked` is null.
+ * @param {string} query
+ * @returns {{words: string, isAsked: ((rank: number | null) => boolean) | null}}
+ */
+export function ranksOf(query) {
+  const all = query.trim().split(/\s+/).filter(Boolean);
+  const named = all.filter((word) => word.startsWith("rank:")).flatMap((word) => word.slice("rank:".length).split(","));
+  const words = all.filter((word) => !word.startsWith("rank:")).join(" ");
+  const ends = named.map((part) => (part === "*" ? [0, Infinity] : part.split("-").map(Number)));
+  const isAsked = (/** @type {number | null} */ rank) => rank !== null && ends.some(([from, to = from]) => rank >= from && rank <= to);
+  return { words, isAsked: named.length ? isAsked : null };
+}
 
 /**
  * The nodes that all words of `query` hold for, in the order in which they began; at most `most`.

@@ -51,7 +51,7 @@ export class MapView {
    */
   zoom(from, to) {
     const [low, high] = [Math.max(0, Math.min(from, to)), Math.min(1, Math.max(from, to))];
-    this.range = high - low < LEAST_RANGE ? WHOLE : /** @type {Range} */ ([low, high]);
+    this.range = high - low < LEAST_RANGE || high - low === 1 ? WHOLE : /** @type {Range} */ ([low, high]);
     this.onzoom();
     this.repaint();
   }

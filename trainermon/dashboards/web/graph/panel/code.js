@@ -4,6 +4,7 @@ import { el } from "../../dom.js";
 
 /** @import { Graph, KeptCode } from "../types.js" */
 
+const TITLE = /^File (.+?), line (\d+), in ([^,:\n]+)/;
 const LIBRARY = /(^File |\/)(site|dist)-packages\/|\/lib\/python3/;
 
 /**
@@ -17,12 +18,26 @@ export function stackSection(graph, stack) {
 }
 
 /**
+ * The user's own line that made the call, which leads to all of them.
+ * @param {Graph} graph
+ * @param {string[]} stack - innermost first
+ * @param {() => void} showAll
+ */
+export function lineSection(graph, stack, showAll) {
+  const frame = stack.find((one) => !LIBRARY.test(one)) ?? stack[0];
+  const kept = graph.code[frame];
+  const text = kept ? kept[2][kept[1] - kept[0]] : frame.replace(TITLE, "").replace(/^, */, "");
+  return el("section", {}, el("h3", {}, "Called in"),
+    el("button", { type: "button", cls: "crumb line", onclick: showAll }, titleOf(frame)), el("p", { cls: "stack" }, text.trim()));
+}
+
+/**
  * @param {string} frame
  * @param {KeptCode | undefined} kept
  * @param {boolean} isOpen
  */
 function frameBox(frame, kept, isOpen) {
-  if (!kept) return el("p", { cls: "stack" }, frame);
+  if (!kept) return el("p", { cls: LIBRARY.test(frame) ? "stack dim" : "stack" }, frame);
   const [first, hit, lines] = kept;
   const rows = lines.map((line, at) => el("div", { cls: first + at === hit ? "hit" : "" }, el("i", {}, String(first + at)), line || " "));
   const box = el("details", { cls: "code" }, el("summary", {}, titleOf(frame)), el("pre", {}, rows));
@@ -35,6 +50,6 @@ function frameBox(frame, kept, isOpen) {
  * @param {string} frame
  */
 function titleOf(frame) {
-  const found = /^File (.+?), line (\d+), in ([^,:\n]+)/.exec(frame);
+  const found = TITLE.exec(frame);
   return found ? `${found[1].slice(found[1].lastIndexOf("/") + 1)}:${found[2]} in ${found[3].trim()}` : frame;
 }

@@ -1,25 +1,34 @@
 // What is known of the selected node: its tensors on both sides, why it is judged so, and the lines that called it.
 
 import { el } from "../../dom.js";
-import { stackSection } from "./code.js";
+import { lineSection, stackSection } from "./code.js";
 import { askFor, canAsk, detailOf } from "./details.js";
 import { notesSection } from "./notes.js";
 import { rankTable } from "./rankpanel.js";
+import { rawSection } from "./raw.js";
+import { differenceTable, tensorTable } from "./tensors.js";
 import { classOf, keyOf, KIND, nameOf, pathOf } from "../data/skeleton.js";
 import { MARKS } from "../scene.js";
 
 /** @import { GraphStore } from "../data/store.js" */
-/** @import { DetailRow, Graph, Member, NodeDetail, RankGroup } from "../types.js" */
+/** @import { DetailRow, Graph, Member, RankGroup } from "../types.js" */
 
 const WORDS = ["not judged", "passes", "has no counterpart", "differs or is not finite, because of what came before", "is wrong", "is where it began"];
-const HEAD = ["max", "min", "mean", "norm"];
 
 /** @typedef {{graph: Graph, members: Member[], shown: number, groups: RankGroup[], peers: {place: number, node: number}[], store: GraphStore}} Shown */
-/** @typedef {{showRank: (place: number) => void, meet: (peer: {place: number, node: number}) => void, onnote: () => void}} Go */
+/** @typedef {{showRank: (place: number) => void, meet: (peer: {place: number, node: number}) => void, onnote: () => void, ontab: () => void}} Go */
 
 const MOST_PEERS = 16;
-const TABS = ["Tensors", "Ranks"];
-let chosen = TABS[0];
+const TABS = ["Tensors", "Difference", "Ranks", "Code", "Raw"];
+let [chosen] = TABS;
+
+/** The tab that is chosen, if it is not the first. */
+export const chosenTab = () => (chosen === TABS[0] ? undefined : chosen);
+
+/** @param {string} [name] - else the first */
+export function chooseTab(name = TABS[0]) {
+  chosen = TABS.includes(name) ? name : TABS[0];
+}
 
 /**
  * @param {HTMLElement} panel
@@ -31,9 +40,14 @@ export function showPanel(panel, shown, node, go) {
   const { graph, members, groups } = shown;
   const said = graph.findings.find((finding) => finding.node === node);
   const several = groups.length > 1 || (groups[0]?.places.length ?? 0) > 1;
-  const body = several && chosen === "Ranks"
-    ? [rankTable(shown, node, go.showRank)]
-    : tensors(graph, node, detailOf(graph, node));
+  const tabs = TABS.filter((name) => (name !== "Ranks" || several) && (name !== "Difference" || graph.golden));
+  if (!tabs.includes(chosen)) chooseTab();
+  const choose = (/** @type {string} */ name) => {
+    chooseTab(name);
+    go.ontab();
+    showPanel(panel, shown, node, go);
+    /** @type {HTMLElement | null} */ (panel.querySelector('[aria-selected="true"]'))?.focus();
+  };
   const parts = [
     el("h2", {}, `${nameOf(graph, node)} `, el("span", { cls: "dim" }, classOf(graph, node))),
     el("p", { cls: `verdict v${graph.worst[node]}` }, `${MARKS[graph.worst[node]]} ${verdictText(graph, node)}`),
@@ -41,8 +55,8 @@ export function showPanel(panel, shown, node, go) {
     el("dl", {}, ...facts(graph, node, keyOf(graph, node))),
     ...(node === 0 ? graph.remarks.map((note) => el("p", { cls: "dim" }, `${note}.`)) : []),
     shown.peers.length ? jumps(members, shown.peers, go.meet) : null,
-    several ? tabs(() => showPanel(panel, shown, node, go)) : null,
-    ...body,
+    tabList(tabs, choose),
+    el("div", { role: "tabpanel", "aria-label": chosen }, ...body(shown, node, go, () => choose("Code"))),
     notesSection(graph, node, go.onnote),
   ];
   panel.replaceChildren(...parts.filter((part) => part !== null));
@@ -51,15 +65,23 @@ export function showPanel(panel, shown, node, go) {
 }
 
 /**
- * @param {Graph} graph
+ * What the chosen tab shows.
+ * @param {Shown} shown
  * @param {number} node
- * @param {NodeDetail | undefined} detail
+ * @param {Go} go
+ * @param {() => void} showCode
  */
-function tensors(graph, node, detail) {
+function body({ graph, ...shown }, node, go, showCode) {
+  const detail = detailOf(graph, node);
+  const missing = el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail)));
+  if (chosen === "Ranks") return [rankTable({ graph, ...shown }, node, go.showRank)];
+  if (chosen === "Raw") return [canAsk(graph, node) ? missing : null, rawSection(graph, node)];
+  if (chosen === "Code") return [detail?.stack.length ? stackSection(graph, detail.stack) : detail ? el("p", { cls: "dim" }, "No stack was recorded.") : missing];
   const rows = detail ? ownRows(graph, node, detail.rows) : [];
+  if (chosen === "Difference") return [rows.length ? differenceTable(rows) : missing];
   return [
-    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : el("p", { cls: "dim missing" }, emptyText(graph, node, Boolean(detail))),
-    detail?.stack.length ? stackSection(graph, detail.stack) : null,
+    rows.length ? tensorTable(rows, rows.some((row) => row.golden)) : missing,
+    detail?.stack.length ? lineSection(graph, detail.stack, showCode) : null,
   ];
 }
 
@@ -75,12 +97,22 @@ function jumps(members, peers, meet) {
   return el("p", { cls: "jumps" }, el("span", { cls: "dim" }, "Meets"), buttons, rest);
 }
 
-/** @param {() => void} show */
-function tabs(show) {
-  const buttons = TABS.map((name) => el("button", {
-    type: "button", role: "tab", "aria-selected": String(name === chosen), onclick: () => ((chosen = name), show()),
+/**
+ * @param {string[]} names
+ * @param {(name: string) => void} choose
+ */
+function tabList(names, choose) {
+  const buttons = names.map((name) => el("button", {
+    type: "button", role: "tab", "aria-selected": String(name === chosen), tabindex: name === chosen ? 0 : -1, onclick: () => choose(name),
   }, name));
-  return el("div", { cls: "tabs", role: "tablist" }, buttons);
+  const list = el("div", { cls: "tabs", role: "tablist" }, buttons);
+  list.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.stopPropagation();
+    choose(names[(names.indexOf(chosen) + by + names.length) % names.length]);
+  });
+  return list;
 }
 
 /**
@@ -128,7 +160,7 @@ function verdictText(graph, node) {
 function facts(graph, node, key) {
   const error = graph.errors[node];
   /** @type {[string, string][]} */
-  const found = [["path", pathOf(graph, node)]];
+  const found = node ? [["path", pathOf(graph, node)]] : [];
   if (key) found.push(["call", key]);
   if (graph.sizes[node] > 1) found.push(["within", `${(graph.sizes[node] - 1).toLocaleString("en")} nodes`]);
   if (!Number.isNaN(error)) found.push(["differs by", error === Infinity ? "bits" : error.toPrecision(3)]);
@@ -144,33 +176,4 @@ function emptyText(graph, node, hasDetail) {
   if (graph.kinds[node] < KIND.module) return "A group: select what is within it.";
   if (canAsk(graph, node)) return "Reading its tensors…";
   return hasDetail ? "No tensor was recorded." : "Its tensors are not in this file: write it again with --details all.";
-}
-
-/**
- * @param {DetailRow[]} rows
- * @param {boolean} isTwofold
- */
-function tensorTable(rows, isTwofold) {
-  const head = ["tensor", "type", ...HEAD, ...(isTwofold ? ["differs"] : [])];
-  const body = rows.flatMap((row) => tensorLines(row, isTwofold));
-  return el("div", { cls: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head.map((text) => el("th", {}, text)))), el("tbody", {}, body)));
-}
-
-/**
- * @param {DetailRow} row
- * @param {boolean} isTwofold
- */
-function tensorLines(row, isTwofold) {
-  const numbers = (/** @type {DetailRow["ours"]} */ side) => HEAD.map((_, at) => el("td", { cls: "number" }, side ? shortNumber(side[at]) : "–"));
-  const differs = isTwofold ? [el("td", { cls: `number r-${row.result}`, title: row.message }, row.error === null ? "–" : shortNumber(row.error))] : [];
-  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), el("td", {}, row.kind, row.merged ? el("span", { cls: "dim" }, ` of ${row.merged}`) : null), ...numbers(row.ours), ...differs)];
-  if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, ""), el("td", {}, "golden"), ...numbers(row.golden), el("td", {}, "")));
-  if (row.message) lines.push(el("tr", { cls: "message" }, el("td", { colspan: 7 }, row.message)));
-  return lines;
-}
-
-/** @param {number | string | null} value */
-function shortNumber(value) {
-  if (value === null) return "–";
-  return typeof value === "string" ? value : Number(value.toPrecision(4)).toString();
 }

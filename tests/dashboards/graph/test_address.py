@@ -1,0 +1,102 @@
+"""The address of a view: a link shows another person the very same picture, and going back shows what was before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dashboards.graph.conftest import OpenGraph
+
+pytestmark = pytest.mark.server
+
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def _zoom_map(page: Page) -> None:
+    box = page.locator("#map").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 400, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 800, box["y"] + 20, steps=4)
+    page.mouse.up()
+    page.mouse.move(0, 0)
+
+
+VIEWS: dict[str, Callable[[Page], object]] = {
+    "folded": lambda page: page.keyboard.press("Enter"),
+    "unfolded": lambda page: [page.keyboard.press(key) for key in ("ArrowUp", "Enter")],
+    "moved": lambda page: [page.keyboard.press(key) for key in ("+", "+", "d", "s")],
+    "coloured": lambda page: page.keyboard.press("3"),
+    "backward alone": lambda page: page.keyboard.press("b"),
+    "two panes": lambda page: page.keyboard.press("\\"),
+    "searched": lambda page: page.fill("#search", "class:linear fc1"),
+    "map": _zoom_map,
+    "tab": lambda page: page.get_by_role("tab", name="Difference").click(),
+    "other rank": lambda page: page.get_by_label("step and rank").select_option("2"),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_link_shows_the_very_same(open_graph: OpenGraph, name: str) -> None:
+    page = open_graph("ranks")
+    page.wait_for_selector("body[data-complete]")
+    VIEWS[name](page)
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    if name == "other rank":
+        expect(page.locator("#facts")).to_contain_text("rank2")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("c")
+    address = page.evaluate("window.copied")
+
+    again = open_graph("ranks", f"#{address.partition('#')[2]}")
+    again.wait_for_selector("body[data-complete]")
+    shots = []
+    for one in (page, again):
+        one.evaluate(DRAWN)
+        shots.append([one.locator(part).screenshot() for part in ("#stage", "#map", "#panel")])
+        shots[-1].append(one.input_value("#search").encode())
+        shots[-1].append(str(one.text_content("#facts")).encode())
+    names = ("boxes", "map", "panel", "search", "facts")
+    assert [part for part, one, other in zip(names, *shots, strict=True) if one != other] == []
+
+
+def test_going_back_shows_what_was_selected_before(open_graph: OpenGraph) -> None:
+    page = open_graph("ranks")
+    selected = page.locator("#panel h2")
+    page.keyboard.press("ArrowUp")
+    expect(selected).to_have_text("layers.0 Block")
+    page.get_by_label("step and rank").select_option("2")
+    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    page.keyboard.press("ArrowLeft")
+    expect(selected).to_have_text("forward ")
+
+    page.go_back()
+    expect(selected).to_have_text("layers.0 Block")
+    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    page.go_back()
+    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect(selected).to_have_text("layers.0 Block")
+    page.go_back()
+    expect(selected).to_have_text("layers.1 Block")
+    page.go_forward()
+    expect(selected).to_have_text("layers.0 Block")
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "#node=99999",
+        "#node=-1",
+        "#node=x",
+        "#open=zz.zz.zzzz&apart=-1.q",
+        "#at=1_2_NaN",
+        "#map=9-1&tab=x&colour=y&of=z",
+    ],
+)
+def test_a_broken_address_shows_the_graph(open_graph: OpenGraph, fragment: str) -> None:
+    page = open_graph("faulty", fragment)
+
+    assert page.text_content("#panel h2")
+    assert page.input_value("[aria-label='colour by']") == "verdict"
