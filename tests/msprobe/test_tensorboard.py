@@ -1,16 +1,19 @@
 """Event files, read back by TensorBoard's own reader."""
 
+import dataclasses
 import math
 import sys
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+from tensorboard.util import tensor_util
 
 from tests.exporters.runs import block_of
 from tests.msprobe.msprobe_runs import KEYS, block, header, tensors
+from tests.statistics.histogram_truth import numpy_histogram
 from trainermon.core.errors import ConfigError
-from trainermon.core.values import Kind, SeriesKey
+from trainermon.core.values import BlockHistograms, Kind, SeriesKey
 from trainermon.exporters.export import ExportSettings, make_exporter
 
 
@@ -58,6 +61,31 @@ def test_values_are_read_back(tmp_path):
     for step, value in found["vp0:fc1.weight/norm"]:
         tensor = tensors(step)[SeriesKey(Kind.PARAM_UPDATED, "fc1.weight")]
         assert value == pytest.approx((tensor**2).sum() ** 0.5, rel=1e-6)  # event files hold float32
+
+
+def test_histograms_are_read_back_with_the_counts_of_numpy(tmp_path):
+    weight, bias = (SeriesKey(Kind.GRAD_REDUCED, f"fc1.{name}") for name in ("weight", "bias"))
+    elements = {**tensors(0), weight: np.array([3e5, -7e4, 1.0, 1.5, -0.3, 0.0, 1e-20])}
+    places = np.array([KEYS.index(weight), KEYS.index(bias)], np.uint32)
+    counts = np.array([numpy_histogram(elements[key].ravel()) for key in (weight, bias)])
+    made = block_of(elements, list(KEYS), step=0)
+    made = dataclasses.replace(made, histograms=BlockHistograms(places=places, counts=counts))
+
+    export(tmp_path, [(header(), made)])
+
+    folder = tmp_path / "tensorboard" / "rank0" / "grad_reduced"
+    events = plugin_event_accumulator.EventAccumulator(str(folder), tensor_size_guidance={"histograms": 0})
+    events.Reload()
+    assert set(events.PluginTagToContent("histograms")) == {"vp0:fc1.weight", "vp0:fc1.bias"}
+    for key in (weight, bias):
+        [event] = events.Tensors(f"vp0:{key.name}")
+        finite = elements[key][np.isfinite(elements[key])]
+        bars = tensor_util.make_ndarray(event.tensor_proto)  # left, right, count of each
+        assert bars[:, 2].sum() == finite.size
+        assert bars[0, 0] == pytest.approx(finite.min(), rel=1e-6)
+        assert bars[-1, 1] == pytest.approx(finite.max(), rel=1e-6)
+        edges = [-np.inf, *bars[1:, 0].astype(float), np.inf]
+        np.testing.assert_array_equal(np.histogram(finite, [max(min(e, 1e300), -1e300) for e in edges])[0], bars[:, 2])
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainermon.core.errors import ConfigError
+from trainermon.core.values import Moments
+from trainermon.exporters.histogram_bars import HistogramBars
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -48,9 +50,16 @@ class EventFile:
         if first_step is not None:
             self._write(Event(wall_time=time.time(), step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
-    def add(self, scalars: Sequence[tuple[str, float]], step: int, time_s: float) -> None:
-        """Add (tag, value) pairs of one step; `time_s` is Unix time."""
+    def add(
+        self,
+        scalars: Sequence[tuple[str, float]],
+        step: int,
+        time_s: float,
+        histograms: Sequence[tuple[str, HistogramBars, Moments]] = (),
+    ) -> None:
+        """Add (tag, value) pairs of one step, and histograms with their tags and moments; `time_s` is Unix time."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
+        values += [Summary.Value(tag=tag, histo=_histogram(bars, moments)) for tag, bars, moments in histograms]
         self._write(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
 
     def add_text(self, tag: str, text: str) -> None:
@@ -70,3 +79,16 @@ class EventFile:
 
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
+
+
+def _histogram(bars: HistogramBars, moments: Moments) -> Any:
+    """Return what TensorBoard makes a distribution of; it begins its first bar at `min`, and ends the last at `max`."""
+    return HistogramProto(
+        min=moments.min,
+        max=moments.max,
+        num=float(bars.counts.sum()),
+        sum=moments.sum,
+        sum_squares=moments.sum_sq,
+        bucket_limit=bars.edges[1:].tolist(),
+        bucket=bars.counts.tolist(),
+    )

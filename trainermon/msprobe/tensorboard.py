@@ -1,26 +1,28 @@
 """TensorBoard event files with the tags that msprobe's converter gives them.
 
-    <run>/tensorboard/rank0/actv/events.out.tfevents…      vp0:fc1.input:micro0/norm
+    <run>/tensorboard/rank0/actv/events.out.tfevents…      vp0:fc1.input:micro0/norm, and as a histogram …:micro0
 
 Needs the package tensorboard (`pip install tensorboard`), but neither torch nor TensorFlow.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainermon.core.journal import Header
 from trainermon.core.naming import COLUMNS, SCALARS, SeriesNames, feature_value
-from trainermon.core.values import StatBlock
+from trainermon.core.values import Moments, StatBlock
 from trainermon.exporters.event_files import EventFile
 from trainermon.exporters.export import Exporter, ExportSettings
+from trainermon.exporters.histogram_bars import HistogramBars, bars_of, histograms_of
 from trainermon.msprobe.csv_files import rows_of
 
 FOLDER = "tensorboard"
 
 
 class TensorBoardExporter(Exporter):
-    """Writes the statistics of each step to one TensorBoard event file per rank and kind.
+    """Writes the statistics and histograms of each step to one TensorBoard event file per rank and kind.
 
     A later attempt replaces the steps that it repeats.
     """
@@ -40,6 +42,8 @@ class TensorBoardExporter(Exporter):
             self._close([place for place in self._files if place[0] == rank])
         scalars: dict[str, list[tuple[str, float]]] = {}
         numbers: dict[str, dict[int | None, float]] = {}
+        counted = histograms_of(block)
+        histograms: dict[str, list[tuple[str, HistogramBars, Moments]]] = defaultdict(list)
         for row in rows_of(self._names[rank], header, block):
             tag = tag_of(row.place.stage, row.place.name, row.place.micro_step)
             of_file = scalars.setdefault(row.place.file, [])
@@ -50,13 +54,16 @@ class TensorBoardExporter(Exporter):
                 of_file.append((f"{tag}/{row.place.column}", feature_value(row.place, row.moments)))
             else:
                 of_file += [(f"{tag}/{op}", COLUMNS[op](row.moments)) for op in self._ops]
+                bars = bars_of(counted[row.number], row.moments) if row.number in counted else None
+                if bars is not None:
+                    histograms[row.place.file].append((tag, bars, row.moments))
         if numbers:
             scalars[SCALARS] = list(tagged(numbers))
         for kind, values in scalars.items():
             if (rank, kind) not in self._files:
                 folder = self._root / f"rank{rank}" / kind
                 self._files[rank, kind] = EventFile(folder, block.step if folder.exists() else None)
-            self._files[rank, kind].add(values, block.step, block.time_s)
+            self._files[rank, kind].add(values, block.step, block.time_s, histograms[kind])
 
     def flush(self) -> None:
         """Write everything added to the files, where TensorBoard can read it."""

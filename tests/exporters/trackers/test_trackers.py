@@ -7,11 +7,12 @@ import struct
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 from wandb.proto import wandb_internal_pb2
 
-from tests.exporters.recorded_run import BAD_STEP, GRADIENTS, commit, tensors_of
+from tests.exporters.recorded_run import BAD_STEP, GRADIENTS, commit, counted_run, tensors_of
 from tests.exporters.runs import LOSS
 from trainermon.core.config import MlflowConfig, WandbConfig
 from trainermon.exporters.export import ExportSettings
@@ -120,6 +121,30 @@ def test_wandb(run_dir):
     assert runs[-1].notes == "step 3: warning: far off"
     updates = [update for record in records for update in record.config.update]
     assert "7" in {update.value_json for update in updates if update.key == "config.seed"}
+
+
+def test_wandb_gets_the_histograms_of_chosen_series(tmp_path):
+    run = tmp_path / "run"
+    counted_run(run, range(5))
+    given = ExportSettings(
+        run_dir=run, node_dir=run / "nodes" / "host-a", run_id="run", wandb=WandbConfig(mode="offline", series=SERIES)
+    )
+    assert export("wandb", given)["trainermon_export_dropped_steps_total"] == 0
+
+    records = [record for path in sorted(run.rglob("*.wandb")) for record in records_of(path)]
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert len(rows) == 5
+    for step, row in enumerate(rows):
+        chosen = {f"grad_reduced/{key.name}/histogram": key for key in GRADIENTS if key.name.startswith("h.0.")}
+        assert {name.removesuffix("/_type") for name, value in row.items() if value == "histogram"} == chosen.keys()
+        for name, key in chosen.items():
+            counts, edges = row[f"{name}/values"], row[f"{name}/bins"]
+            assert counts == np.histogram(tensors_of(0, step)[key], edges)[0].tolist()
+            assert sum(counts) == 30
 
 
 def records_of(path: Path):

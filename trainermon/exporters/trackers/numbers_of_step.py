@@ -20,6 +20,7 @@ from trainermon.core.catalogue import (
 from trainermon.core.journal import Header
 from trainermon.core.naming import COLUMNS, SCALARS, SeriesNames, SeriesPlace, feature_value
 from trainermon.core.values import STATISTICS, Kind, Moments, StatBlock
+from trainermon.exporters.histogram_bars import HistogramBars, bars_of, histograms_of
 
 ALWAYS = (
     LOSS_SERIES,
@@ -79,6 +80,18 @@ class StepNumbers:
         found |= {name: sum(each) / len(each) for name, each in micro_steps.items()}
         if has_norm:
             found[NORM_PART] = math.sqrt(square_sum)
+        return found
+
+    def histograms_of(self, header: Header, block: StatBlock) -> dict[str, HistogramBars]:
+        """Return the step's histograms of the tensors that are told, by `kind/series/histogram`."""
+        self._places(header)
+        values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
+        column_of = {number: column for column, number in enumerate(np.asarray(block.series).tolist())}
+        found = {}
+        for number, counts in histograms_of(block).items():
+            bars = bars_of(counts, Moments(*values[:, column_of[number]].tolist()))
+            if self._keys[number] is not None and bars is not None:
+                found[f"{self._keys[number]}/histogram"] = bars
         return found
 
     def _places(self, header: Header) -> Sequence[SeriesPlace]:

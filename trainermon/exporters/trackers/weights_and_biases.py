@@ -53,7 +53,11 @@ class WandbExporter(Exporter):
         if header.coordinates.rank != self._config.rank or not self._told.is_new(header.attempt, block.step):
             return
         numbers = self._numbers.of(header, block)
-        self._opened().log({STEP: block.step, "attempt": header.attempt, **numbers})
+        histograms = {
+            name: wandb.Histogram(np_histogram=(bars.counts.tolist(), bars.edges.tolist()))
+            for name, bars in self._numbers.histograms_of(header, block).items()
+        }
+        self._opened().log({STEP: block.step, "attempt": header.attempt, **numbers, **histograms})
         self._told.add(header.attempt, block.step)
 
     def flush(self) -> None:
