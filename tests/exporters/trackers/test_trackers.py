@@ -14,6 +14,7 @@ from wandb.proto import wandb_internal_pb2
 
 from tests.exporters.recorded_run import BAD_STEP, GRADIENTS, commit, counted_run, tensors_of
 from tests.exporters.runs import LOSS
+from tests.server_programs import wait_until
 from trainermon.core.config import MlflowConfig, WandbConfig
 from trainermon.exporters.export import ExportSettings
 from trainermon.exporters.store.feed import store_exporter
@@ -104,12 +105,8 @@ def test_wandb(run_dir):
     goes_on(run_dir)
     export("wandb", given)
 
-    records = [record for path in sorted(run_dir.rglob("*.wandb")) for record in records_of(path)]
-    rows = [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
+    wait_until(lambda: len(rows_of(run_dir)) == 6, what="wandb's process to write its file")
+    records, rows = all_records(run_dir), rows_of(run_dir)
     assert [row["step"] for row in rows] == list(range(6))
     truth = expected(1, range(6))
     found = {(name, row["step"]): float(row[name]) for row in rows for name, _ in truth}
@@ -131,13 +128,8 @@ def test_wandb_gets_the_histograms_of_chosen_series(tmp_path):
     )
     assert export("wandb", given)["trainermon_export_dropped_steps_total"] == 0
 
-    records = [record for path in sorted(run.rglob("*.wandb")) for record in records_of(path)]
-    rows = [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
-    assert len(rows) == 5
+    wait_until(lambda: len(rows_of(run)) == 5, what="wandb's process to write its file")
+    rows = rows_of(run)
     for step, row in enumerate(rows):
         chosen = {f"grad_reduced/{key.name}/histogram": key for key in GRADIENTS if key.name.startswith("h.0.")}
         assert {name.removesuffix("/_type") for name, value in row.items() if value == "histogram"} == chosen.keys()
@@ -145,6 +137,19 @@ def test_wandb_gets_the_histograms_of_chosen_series(tmp_path):
             counts, edges = row[f"{name}/values"], row[f"{name}/bins"]
             assert counts == np.histogram(tensors_of(0, step)[key], edges)[0].tolist()
             assert sum(counts) == 30
+
+
+def all_records(run_dir):
+    return [record for path in sorted(run_dir.rglob("*.wandb")) for record in records_of(path)]
+
+
+def rows_of(run_dir):
+    """Return what each step was told, by name; a process of wandb's own writes it, and may outlive its `finish`."""
+    return [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in all_records(run_dir)
+        if record.WhichOneof("record_type") == "history"
+    ]
 
 
 def records_of(path: Path):
