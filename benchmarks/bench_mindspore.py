@@ -53,13 +53,23 @@ def cpu_ms(call: Callable[[], object]) -> float:
     return 1e3 * (time.process_time() - start)
 
 
-def entry_and_exit(monitor: TrainerMon, gradients: tuple) -> Callable[[], None]:
-    """Return what the two hooks of the optimizer do in a step, without the optimizer."""
+def hooks_of_a_step(monitor: TrainerMon, net: nn.Cell, gradients: tuple) -> Callable[[], None]:
+    """Return what the hooks do in a step, each through its guard, without model and optimizer."""
     loop = monitor._attached._loop
+    guard, steps = loop._parts.guard, loop.steps
+    before, behind, backward = (
+        guard.wrap(steps._begins),
+        guard.wrap(steps._ends, 0),
+        guard.wrap(steps._backward_reached),
+    )
+    entry, exit_ = guard.wrap(loop._entry), guard.wrap(loop._exit)
 
     def step() -> None:
-        loop._entry(None, (gradients,))
-        loop._exit(None, (gradients,), None)
+        before(net, ())
+        behind(net, (), None)
+        backward(None)
+        entry(None, (gradients,))
+        exit_(None, (gradients,), None)
 
     return step
 
@@ -81,8 +91,8 @@ def main() -> None:
         arrays = [gradient.asnumpy() for gradient in gradients]
         num_bytes = sum(array.nbytes for array in arrays)
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        due = entry_and_exit(watched(net, optimizer, folder / "due"), gradients)
-        idle = entry_and_exit(watched(net, optimizer, folder / "idle", start_step=10**9), gradients)
+        due = hooks_of_a_step(watched(net, optimizer, folder / "due"), net, gradients)
+        idle = hooks_of_a_step(watched(net, optimizer, folder / "idle", start_step=10**9), net, gradients)
         due()
         pairs = [(cpu_ms(lambda: [array.max() for array in arrays]), cpu_ms(due)) for _ in range(chosen.rounds)]
         after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -85,7 +85,12 @@ class AttachedCell(AttachedRank):
             signs=self._signs,
         )
         return CellLoop(
-            parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
+            parts,
+            self._config,
+            step=step,
+            num_micro_steps=num_micro_steps,
+            between_steps=self._between_steps,
+            has_news=self._has_news,
         )
 
     def _signs(self, make_reader: SignsReaderFactory, config: GradientSignsConfig) -> RunSigns:

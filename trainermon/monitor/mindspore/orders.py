@@ -20,6 +20,10 @@ class CollectOrders:
         self._known: set[str] = set()
         self._orders: list[Command] = []
 
+    def await_any(self, step: int) -> bool:
+        """Return whether a command asks to collect `step` or a later one."""
+        return any(step < order.first_step + order.num_steps for order in self._orders)
+
     def collects(self, step: int) -> bool:
         """Return whether a command asks to collect `step` beside the schedule."""
         return any(order.first_step <= step < order.first_step + order.num_steps for order in self._orders)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from trainermon.monitor.mindspore.orders import CollectOrders
 from trainermon.monitor.mindspore.rows import HostSlabRing
 from trainermon.monitor.mindspore.taps import ActivationTaps, OptimizerTaps
 from trainermon.monitor.mindspore.training import CellTraining
-from trainermon.monitor.session.phases import CurrentStep, StepPhases
+from trainermon.monitor.session.phases import CurrentStep, QuietSteps, StepPhases
 from trainermon.monitor.session.recorded import StepRecorder
 from trainermon.monitor.session.script_values import ScriptValues
 from trainermon.monitor.taps.row_collector import RowCollector
@@ -73,7 +74,9 @@ class CellLoop:
         config: The configuration.
         step: Number of the first step.
         num_micro_steps: Backwards per step.
-        between_steps: Called with the number of each step before it begins.
+        between_steps: Called with the number of each step before it begins; while nothing is due, only when there are
+            news.
+        has_news: Tells whether it would find anything.
 
     Attributes:
         collector: Rows of the open step.
@@ -83,7 +86,7 @@ class CellLoop:
         is_due: Whether the open step is collected.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it watches, and whom it tells
         self,
         parts: CellParts,
         config: MonitorConfig,
@@ -91,11 +94,12 @@ class CellLoop:
         step: int,
         num_micro_steps: int,
         between_steps: Callable[[int], None],
+        has_news: Callable[[], bool],
     ) -> None:
         self._parts = parts
         self._config = config
         self._num_micro_steps = num_micro_steps
-        self._between_steps = between_steps
+        self._between_steps, self._has_news = between_steps, has_news
         self._step = CurrentStep(step)
         self._orders = CollectOrders(parts.page, parts.journal)
         self._handles: list[hooks.HookHandle] = []
@@ -104,6 +108,7 @@ class CellLoop:
         self._signs_reader: CellGradientReader | None = None
         self.is_due = False
         self.phases = StepPhases(parts.page, self._step)
+        self._quiet = QuietSteps(self._step, self.phases, has_news)
         self.collector = RowCollector(HostSlabRing(parts.moments), parts.journal, _never)
         self.steps = CellSteps(
             parts.training,
@@ -113,7 +118,7 @@ class CellLoop:
             on_output=self._forward_ended,
         )
         recorder = StepRecorder(parts.training, self.collector, self.steps, num_micro_steps=num_micro_steps)
-        self.values = ScriptValues(recorder, self.collector, self.steps, self._step)
+        self.values = ScriptValues(recorder, self.collector, self.steps, self._step, self._quiet)
         self._become(config, step)
 
     @property
@@ -145,11 +150,13 @@ class CellLoop:
 
     def reconfigure(self, config: MonitorConfig) -> None:
         """Collect by `config` from the next step on, or from its `start_step` if that is later."""
+        self._quiet.end()
         self._detach_taps()
         self._become(config, max(config.start_step, self.step))
 
     def watch(self, optimizer: nn.Cell) -> WatchedOptimizer:
         """Return what takes the optimizer's place in steps that are compiled; its rows replace those of the hooks."""
+        self._quiet.end()
         watched = WatchedOptimizer(optimizer, with_parameters=self._config.param_distribution)
         self._graph = RowsOfGraph(watched)
         self._unhook_optimizer()
@@ -194,6 +201,7 @@ class CellLoop:
         Of a step that the optimizer has not ended only what the script recorded is written, unless the training
         `failed` in it.
         """
+        self._quiet.end()
         self._parts.guard.wrap(self.poll)()
         self.detach()
         self.collector.seal_ended()
@@ -267,6 +275,8 @@ class CellLoop:
             self.values.recorder.find_loss(stage, output)
 
     def _entry(self, _optimizer: Any, args: Sequence[Any]) -> None:
+        if self._quiet.are_short or self._quiet.enter():
+            return
         self.collector.seal_ended()
         self.phases.beat(Phase.OPTIMIZER)
         if self.is_due:
@@ -278,6 +288,9 @@ class CellLoop:
             self._signs_reader.gradients = ()
 
     def _exit(self, _optimizer: Any, _args: Any, _output: Any) -> None:
+        if self._quiet.passes() or self._quiet.leave():
+            self.steps.new_step()
+            return
         if self.is_due:
             self._optimizer_taps.after_step()
             self._tell_of_silence()
@@ -293,6 +306,10 @@ class CellLoop:
         self._orders.poll(self.step)
         self._between_steps(self.step)
         self._prepare()
+        is_seen = self.is_due or self._graph is not None or self._signs_reader is not None
+        if not (is_seen or self._orders.await_any(self.step) or self.collector.has_ended or self._has_news()):
+            due = self._schedule.next_due(self.step)
+            self._quiet.begin(math.inf if due is None else due, self.values.exited_s, self.values.passed)
 
     def _start_counting(self) -> None:
         self.steps.new_step()

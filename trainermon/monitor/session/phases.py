@@ -126,6 +126,14 @@ class QuietSteps:
             self._phases.beat(Phase.OPTIMIZER)
         return self._are_on
 
+    def passes(self) -> bool:
+        """Return whether the step that ends is a short quiet one that nobody need be told of; then the next is open."""
+        now_s, coming = time.perf_counter(), self.step.number + 1
+        if not self.are_short or now_s >= self.look_at_s or coming >= self.until:
+            return False
+        self.step.number, self.before_s, self.began_s = coming, self.began_s, now_s
+        return True
+
     def leave(self) -> bool:
         """Return whether the step that ends is quiet, and so is the next, which is open then; the agent is told so."""
         if self._are_on and (self.step.number + 1 >= self.until or self._has_news()):
