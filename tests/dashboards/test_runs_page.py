@@ -100,6 +100,16 @@ def test_search_tag_and_state_choose_and_are_in_the_address(server: RunsServer, 
     expect(again.locator("#search")).to_have_value("bro")
 
 
+def test_the_theme_of_the_address_stays_there(server: RunsServer, open_page: OpenPage) -> None:
+    page = open_page(server, "#?theme=dark")
+
+    page.fill("#search", "bro")
+
+    expect(page).to_have_url(re.compile("search=bro"))
+    expect(page).to_have_url(re.compile("theme=dark"))
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
 def test_columns_sort(server: RunsServer, open_page: OpenPage) -> None:
     page = open_page(server)
 

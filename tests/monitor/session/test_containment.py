@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
+from trainermon.core.config.schema import HISTOGRAM_KINDS
 from trainermon.core.control import ControlPage
 from trainermon.core.errors import AttachError
 from trainermon.core.journal import JournalWriter
@@ -29,6 +30,7 @@ EVERYTHING = {
     "mv_distribution": True,
     "ur_distribution": True,
     "xy_distribution": True,
+    "histograms": {"kinds": [str(kind) for kind in HISTOGRAM_KINDS], "step_interval": 1},
     "agent": {"start": False},
 }
 STEPS = 4

@@ -1,5 +1,7 @@
 // What of the page is in its address, so that a link or a reload brings it back.
 
+import { stated } from "../address.js";
+
 /** @import { AddressState, AxisName } from "./types.js" */
 
 /** @type {AxisName[]} */
@@ -40,6 +42,8 @@ export function fragment({ runs = [], axis = "step", smoothing = 0, series = [],
   if (state !== "all") words.set("state", state);
   if (tag) words.set("tag", tag);
   if (sort) words.set("sort", sort);
+  const theme = stated("theme"); // theme.js follows it
+  if (theme) words.set("theme", theme);
   if (span) for (const [name, value] of [["from", span[0]], ["to", span[1]]]) words.set(String(name), String(value));
   return `#?${words}`;
 }
