@@ -1,6 +1,6 @@
 """Draws the graph of dumps with trainermon and with mindstudio-probe: processor time, memory and size of the files.
 
-    python -m benchmarks.bench_graph [--calls N ...] [--runs N] [--ranks N] [--msprobe PYTHON] [--json]
+    python -m benchmarks.bench_graph [--calls N ...] [--runs N] [--ranks N] [--msprobe PYTHON] [--only NAME ...]
 
 The dumps are one recorded step of a small transformer whose micro step is repeated; the golden ones differ by
 rounding. CPU time of the command and all its processes, interpreter included, and not wall time, so that other load on
@@ -50,8 +50,10 @@ def commands(folder: Path, msprobe: str | None) -> dict[str, list[object]]:
     return found
 
 
-def measure_size(step: Path, calls: int, runs: int, msprobe: str | None) -> dict[str, list[Measured]]:
-    """Return seconds, megabytes of memory and megabytes written of every run, by name."""
+def measure_size(
+    step: Path, calls: int, runs: int, msprobe: str | None, only: Sequence[str] | None = None
+) -> dict[str, list[Measured]]:
+    """Return seconds, megabytes of memory and megabytes written of every run, by name; `only` of these if given."""
     found: defaultdict[str, list[Measured]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -59,6 +61,8 @@ def measure_size(step: Path, calls: int, runs: int, msprobe: str | None) -> dict
             repeat_step(step, folder / side / "step0" / "rank0", calls, seed=seed)
         for _ in range(runs):
             for label, command in commands(folder, msprobe).items():
+                if only and label not in only:
+                    continue
                 (folder / "out").mkdir()
                 found[label].append((*measure(command), _written(folder / "out")))
                 shutil.rmtree(folder / "out")
@@ -113,7 +117,7 @@ def ratios(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {
         name: found[theirs]["seconds"] / found[ours]["seconds"]
         for name, (ours, theirs) in pairs.items()
-        if theirs in found
+        if ours in found and theirs in found
     }
 
 
@@ -125,13 +129,14 @@ def main() -> None:
         "--ranks", type=int, default=0, help="also measure a job of this many ranks, of the last --calls"
     )
     parser.add_argument("--msprobe", metavar="PYTHON", help="interpreter of an environment with mindstudio-probe")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure only these, as they are named in the answer")
     parser.add_argument("--json", action="store_true", help="print one line that a program can read")
     arguments = parser.parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         step = record_step(Path(name))
         for calls in arguments.calls:
-            found = summary(measure_size(step, calls, arguments.runs, arguments.msprobe))
+            found = summary(measure_size(step, calls, arguments.runs, arguments.msprobe, arguments.only))
             results[f"{calls:,} calls"] = {**found, "ratios": ratios(found)}
         if arguments.ranks:
             found = summary(measure_ranks(step, arguments.calls[-1], arguments.ranks))
