@@ -6,10 +6,12 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from tests.monitor.mindspore.trainings import SmallTraining
+from tests.journal_rows import RankJournal, only_spool
+from tests.monitor.mindspore.trainings import SmallTraining, truth
 from trainermon import TrainerMon
-from trainermon.core.errors import AttachError
+from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.gradient_signs import read_signs, signs_path
+from trainermon.core.values import Kind
 from trainermon.monitor.mindspore.gradient_probe import GradientMonitor
 
 pytestmark = pytest.mark.mindspore
@@ -102,3 +104,34 @@ def test_signs_of_a_compiled_step_are_refused(spool, tmp_path):
 def test_what_is_no_model_is_refused(tmp_path, model):
     with pytest.raises(AttachError, match=r"monitor: found"):
         GradientMonitor(probe(tmp_path)).monitor(model, SmallTraining().optimizer)
+
+
+@pytest.mark.parametrize(("optimizer", "state"), [("Adam", "moment1"), ("Momentum", "moments"), ("AdamW", "exp_avg")])
+def test_the_direction_is_the_share_of_elements_whose_signs_agree(spool, optimizer, state):
+    training, expected = SmallTraining(optimizer), []
+    monitor = TrainerMon({"agent": {"start": False}, "mg_direction": True})
+    monitor.set_monitor(training.net, optimizer=training.optimizer)
+    for _ in range(3):
+        moments = [tensor.asnumpy().copy() for tensor in getattr(training.optimizer, state)]
+        training.step()
+        signs = [np.sign(g.asnumpy()) * np.sign(m) for g, m in zip(training.gradients, moments, strict=True)]
+        expected.append({p.name: (s + 1) / 2 for p, s in zip(training.optimizer.parameters, signs, strict=True)})
+    monitor.close()
+
+    journal = RankJournal(only_spool(spool))
+    assert not journal.of(0, Kind.MG_DIRECTION)  # there is no moment yet
+    for step in (1, 2):
+        found = journal.of(step, Kind.MG_DIRECTION)
+        assert sorted(found) == sorted(expected[step])
+        for name, values in expected[step].items():
+            row = found[name]
+            got = [row.count, row.min, row.max, row.sum, row.sum_sq, row.zeros, row.nans, row.infs]
+            np.testing.assert_allclose(got, truth(ms.Tensor(values.astype(np.float32))), rtol=1e-6, err_msg=name)
+
+
+def test_a_direction_needs_a_momentum(spool):
+    training = SmallTraining()
+    with pytest.raises(ConfigError, match="keeps no first moment"):
+        TrainerMon({"agent": {"start": False}, "mg_direction": True}).set_monitor(
+            training.net, optimizer=ms.nn.Rprop(training.net.trainable_params())
+        )

@@ -54,10 +54,10 @@ class AttachedCell(AttachedRank):
             found = type(optimizer).__name__
             raise AttachError(f"watch: found another {found} than set_monitor was called with, expected that one")
         assert self._loop is not None
-        if self._config.gradient_signs.level is not None:
+        if self._config.gradient_signs.level is not None or self._config.mg_direction:
             raise AttachError(
-                "watch: gradient_signs.level is set, but the signs of gradients cannot be read in a compiled step: "
-                "leave it out, or train in PyNative mode without watch"
+                "watch: gradient_signs.level is set or mg_direction is true, but the elements of gradients cannot be "
+                "read in a compiled step: leave them out, or train in PyNative mode without watch"
             )
         if self._config.xy_distribution:
             raise AttachError(

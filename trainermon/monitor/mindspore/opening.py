@@ -20,7 +20,7 @@ from trainermon.monitor.mindspore.training import CellTraining
 
 _NAMED = 5  # parameters that a message lists
 # What the session of torch has and this one has not, by the key that asks for it.
-_UNAVAILABLE = ("ur_distribution", "mg_direction", "recording_l2_features", "print_struct", "stack_info")
+_UNAVAILABLE = ("ur_distribution", "recording_l2_features", "print_struct", "stack_info")
 
 
 def open_training(
@@ -69,6 +69,9 @@ def check_against_model(config: MonitorConfig, training: CellTraining, coordinat
     if config.mv_distribution and not training.states():
         name = type(training.optimizer).__name__
         raise ConfigError(f"mv_distribution is true but {name} keeps no state for its parameters: set it to false")
+    if config.mg_direction and not training.first_moments():
+        name = type(training.optimizer).__name__
+        raise ConfigError(f"mg_direction is true but {name} keeps no first moment or momentum: set it to false")
     if coordinates.pp_size == 1:
         _check_targets(config, training)
     is_left_out = bool(config.module_ranks) and coordinates.rank not in config.module_ranks

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from mindspore import Tensor
 
 from trainermon.core.catalogue import EVAL_MODE_SERIES, LEARNING_RATE_SERIES, LOSS_SCALE_SERIES
 from trainermon.core.config import MonitorConfig
 from trainermon.core.values import Kind, SeriesKey
+from trainermon.dump.mindspore.tensors import as_array
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
@@ -202,6 +206,8 @@ class OptimizerTaps:
         """Record what the optimizer was called with, and the parameters that it is about to change."""
         if self._config.wg_distribution:
             self._take_gradients(gradients)
+        if self._config.mg_direction:
+            self._take_directions(gradients)
         if self._config.param_distribution:
             self._take_all(Kind.PARAM_ORIGIN, [each.tensor for each in self._training.parameters])
 
@@ -253,6 +259,16 @@ class OptimizerTaps:
             for row, number in enumerate(unreduced, start=first):
                 self._collector.share(number, row)
 
+    def _take_directions(self, gradients: Sequence[Any]) -> None:
+        """Record per element 1 where gradient and first moment have the same sign, 0 where opposite, else 1/2.
+
+        The moment is the one that the steps before have made; one that is all zeros, as at first, has no row.
+        """
+        moments = self._training.first_moments()
+        for i, number in zip(self._chosen, self._numbers(Kind.MG_DIRECTION), strict=True):
+            if isinstance(gradients[i], Tensor) and (moment := as_array(moments[i])).any():
+                self._collector.repeat([number], direction_row(as_array(gradients[i]), moment)[None])
+
     def _take_all(self, kind: Kind, tensors: Sequence[Any], slot: str = "") -> None:
         series = self._series.get((kind, slot))
         if series is None:
@@ -273,6 +289,16 @@ class OptimizerTaps:
         self._backwards[id(parameter)] = micro_step + 1
         key = parameter.key(Kind.GRAD_UNREDUCED, micro_step=micro_step)
         self._collector.take((self._collector.table.id_of(key, parameter.owned),), (gradient,))
+
+
+def direction_row(gradient: npt.NDArray[Any], moment: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the eight moments of (sign(gradient) · sign(moment) + 1) / 2, float64 `[8]`; a NaN in either is one."""
+    products = np.sign(gradient).astype(np.float32) * np.sign(moment).astype(np.float32)
+    nans = int(np.isnan(products).sum())
+    same, opposite = int((products > 0).sum()), int((products < 0).sum())
+    even = products.size - nans - same - opposite
+    values = [value for value, count in ((0.0, opposite), (0.5, even), (1.0, same)) if count] or [math.inf, -math.inf]
+    return np.array([products.size, values[0], values[-1], same + even / 2, same + even / 4, opposite, nans, 0.0])
 
 
 def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -27,6 +27,7 @@ _STATE_KINDS = MappingProxyType(
         "exp_avg_sq": Kind.EXP_AVG_SQ,
     }
 )
+_MOMENTA = ("moments", "accum")  # of Momentum and of SGD
 _RECOMPUTING = "_recompute_cell"  # what `Cell.recompute` puts into a cell: it is no cell of the script's
 _FLOATS = frozenset({mindspore.float32, mindspore.float16, mindspore.bfloat16, mindspore.float64})
 
@@ -132,6 +133,11 @@ class CellTraining:
             and len(value) == len(self.parameters)
             and not any(id(tensor) in own for tensor in value)
         ]
+
+    def first_moments(self) -> tuple[Any, ...]:
+        """Return the first moment, or the momentum, of each parameter; () if the optimizer keeps none."""
+        found = {state.slot or state.kind: state.tensors for state in self.states()}
+        return next((found[name] for name in (Kind.EXP_AVG, *_MOMENTA) if name in found), ())
 
     def learning_rates(self) -> list[Any]:
         """Return the learning rate of each parameter group as a tensor; none of a group whose rate is a schedule.
