@@ -24,9 +24,17 @@ def _zoom_map(page: Page) -> None:
     page.mouse.move(0, 0)
 
 
+def _set_apart(page: Page) -> None:
+    """Leave a layer apart from those that are like it."""
+    page.get_by_label("step and rank").select_option("0")
+    expect(page.locator("#facts")).to_contain_text("step0 rank0")
+    page.keyboard.press("ArrowLeft")
+
+
 VIEWS: dict[str, Callable[[Page], object]] = {
     "folded": lambda page: page.keyboard.press("Enter"),
     "unfolded": lambda page: [page.keyboard.press(key) for key in ("ArrowUp", "Enter")],
+    "set apart": _set_apart,
     "moved": lambda page: [page.keyboard.press(key) for key in ("+", "+", "d", "s")],
     "coloured": lambda page: page.keyboard.press("3"),
     "backward alone": lambda page: page.keyboard.press("b"),

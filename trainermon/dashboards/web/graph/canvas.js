@@ -82,11 +82,12 @@ function drawPath(context, { points, stroke, thick, dashed }) {
   context.lineWidth = thick;
   context.setLineDash(dashed ? [4, 3] : []);
   context.stroke();
-  const side = y3 > y2 ? -1 : 1;
+  const length = Math.hypot(x3 - x2, y3 - y2) || 1;
+  const [dx, dy] = [(x3 - x2) / length, (y3 - y2) / length];
   context.setLineDash([]);
   context.beginPath();
-  context.moveTo(x3 - 3.2, y3 + 5 * side);
+  context.moveTo(x3 - 5 * dx - 3.2 * dy, y3 - 5 * dy + 3.2 * dx);
   context.lineTo(x3, y3);
-  context.lineTo(x3 + 3.2, y3 + 5 * side);
+  context.lineTo(x3 - 5 * dx + 3.2 * dy, y3 - 5 * dy - 3.2 * dx);
   context.stroke();
 }

@@ -135,7 +135,7 @@ function titleShapes(graph, box, { palette, hasNote }) {
   /** @type {Shape} */
   const title = { kind: "text", x: box.x + 10, y: baseline, text: `${mark ? `${mark} ` : ""}${box.label}${times}`, fill, isBold: box.isOpen, halo };
   if (box.isGroup || !hasNote(box.node)) return [title];
-  return [title, { kind: "text", x: box.x + box.width - 15, y: baseline, text: "✎", fill: palette.accent, halo }];
+  return [title, { kind: "text", x: box.x + box.width - 8, y: box.y + 6, text: "✎", fill: palette.accent, halo: palette.plot }];
 }
 
 /**
@@ -160,6 +160,7 @@ function wireShapes(wire, { near, palette }) {
  * @param {Box} to
  */
 function curve(from, to) {
+  if (from.y < to.y + to.height && to.y < from.y + from.height) return sideways(from, to);
   const isDown = from.y + from.height <= to.y;
   const [x0, x1] = [from.x + from.width / 2, to.x + to.width / 2];
   const y0 = isDown ? from.y + from.height : from.y;
@@ -168,4 +169,17 @@ function curve(from, to) {
   const swing = reach > 60 && Math.abs(x1 - x0) < 40 ? Math.max(from.width, to.width) / 2 + Math.min(60, reach / 6) : 0;
   const pull = (isDown ? 1 : -1) * Math.max(10, Math.min(60, reach / 2));
   return [x0, y0, x0 + swing, y0 + pull, x1 + swing, y1 - pull, x1, y1];
+}
+
+/**
+ * Between boxes that stand beside each other.
+ * @param {Box} from
+ * @param {Box} to
+ */
+function sideways(from, to) {
+  const isRight = from.x + from.width <= to.x;
+  const [x0, x1] = isRight ? [from.x + from.width, to.x] : [from.x, to.x + to.width];
+  const [y0, y1] = [from.y + from.height / 2, to.y + to.height / 2];
+  const pull = (isRight ? 1 : -1) * Math.max(10, Math.min(60, Math.abs(x1 - x0) / 2));
+  return [x0, y0, x0 + pull, y0, x1 - pull, y1, x1, y1];
 }

@@ -117,10 +117,12 @@ export function drawMap(context, lines, frame) {
   const { row } = mapHeights(lines.length);
   const left = gutterOf(lines.length);
   const tones = [palette.grid, palette["good-soft"], palette.info, palette.warning, palette.critical, palette.fatal];
+  const isOneStep = lines.every(({ member }) => member.step === lines[0].member.step);
   lines.forEach((line, at) => {
+    const { label } = line.member;
     const y = TOP + at * row;
     drawLine(context, worstPerPixel(line, width - left, range), { left, y, row, tones });
-    if (left && row >= 12) drawLabel(context, line.member.label, y + row / 2, at === shown ? palette.ink : palette.muted, palette.font);
+    if (left && row >= 12) drawLabel(context, isOneStep ? label.replace(/^step\d+ /, "") : label, y + row / 2, at === shown ? palette.ink : palette.muted, palette.font);
   });
   context.save();
   context.beginPath();
