@@ -84,8 +84,10 @@ class Slab:
         return first
 
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
-        """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation."""
-        return bool(self._seen()[list(rows), NUM_STATISTICS - 2 :].any())
+        """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation, two if one does."""
+        counts = self._seen()[:, NUM_STATISTICS - 2 :]
+        around = counts[min(rows) : max(rows) + 1]  # a slice copies nothing, and few other rows are among these
+        return bool(around.any()) and bool(counts[list(rows)].any())
 
     def any_nonzero(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` has a finite element that is not zero. Waits for the device: one synchronisation."""

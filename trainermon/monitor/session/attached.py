@@ -105,9 +105,12 @@ class AttachedTraining(AttachedRank):
         return self._witness.has_news or super()._has_news()
 
     def _between_steps(self, step: int) -> None:
-        self._parts.dumps.poll_commands(step, self._files.page.epoch())
         self._witness.notice_groups()
         super()._between_steps(step)
+
+    def _poll_commands(self, step: int, epoch: int) -> None:
+        self._parts.dumps.poll_commands(step, epoch)
+        super()._poll_commands(step, epoch)
 
     def _close_files(self) -> None:
         self._witness.close()

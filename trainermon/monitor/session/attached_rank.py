@@ -295,7 +295,11 @@ class AttachedRank(abc.ABC):
         """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         if self._agent.is_page_awaited:
             self._agent.tell_page(is_last=step >= self._first_step + PAGE_STEPS)
-        self._reconfiguration.poll(step, self._files.page.epoch())
+        self._poll_commands(step, self._files.page.epoch())
+
+    def _poll_commands(self, step: int, epoch: int) -> None:
+        """Take up what has come if the control page is at another `epoch` than before."""
+        self._reconfiguration.poll(step, epoch)
 
     def _reconfigure(self, wanted: MonitorConfig) -> MonitorConfig:
         assert self._loop is not None

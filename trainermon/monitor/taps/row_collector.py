@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
@@ -162,6 +163,7 @@ class RowCollector:
         self._scalars: dict[int, float] = {}
         self._ended: _StepRows | None = None
         self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
+        self._layout = _BlockLayout()
 
     def begin(self, step: int) -> None:
         """Start `step`: rows belong to it from now on; its slab is taken when the first row comes.
@@ -309,7 +311,7 @@ class RowCollector:
         for slab in self._ring.flush() if wait else self._ring.ready():
             rows, scalars = self._sealed.popleft()
             self.table.write_new(self._journal)
-            self.latest = _block(slab, rows, scalars, self.histograms)
+            self.latest = _block(slab, rows, scalars, self.histograms, self._layout)
             self._journal.append_block(self.latest)
             self._ring.put_back(slab)
 
@@ -349,13 +351,34 @@ def _move(taken: dict[int, T], series: int, to: int | None) -> None:
             taken[to] = value
 
 
-def _block(slab: RowSlab, rows: dict[int, int], scalars: dict[int, float], choice: HistogramChoice | None) -> StatBlock:
-    values = np.empty((len(STATISTICS), len(rows) + len(scalars)))
+class _BlockLayout:
+    """Which series a block has, and which row of the slab each is; most steps have those of the step before."""
+
+    def __init__(self) -> None:
+        self._known: tuple[list[int], list[int]] = ([], [])
+        self._arrays: tuple[NDArray[np.uint32], NDArray[np.intp]] = np.zeros(0, np.uint32), np.zeros(0, np.intp)
+
+    def of(self, rows: dict[int, int], scalars: dict[int, float]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
+        """Return the ids of all series, and the places of `rows`; nobody may write to them."""
+        known = [*rows, *scalars], [*rows.values()]
+        if known != self._known:
+            self._known, self._arrays = known, (np.array(known[0], np.uint32), np.array(known[1], np.intp))
+        return self._arrays
+
+
+def _block(
+    slab: RowSlab,
+    rows: dict[int, int],
+    scalars: dict[int, float],
+    choice: HistogramChoice | None,
+    layout: _BlockLayout,
+) -> StatBlock:
+    series, places = layout.of(rows, scalars)
+    values = np.empty((len(STATISTICS), len(series)))
     if rows:
-        values[:, : len(rows)] = np.asarray(slab.rows())[[*rows.values()]].T
+        values[:, : len(rows)] = np.asarray(slab.rows())[places].T
     if scalars:
         values[:, len(rows) :] = np.array([_scalar_row(value) for value in scalars.values()]).T
-    series = np.array([*rows, *scalars], np.uint32)
     histograms = None if choice is None else _histograms(slab, rows, choice)
     return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values, histograms=histograms)
 

@@ -46,7 +46,8 @@ class StepValues:
         self._by_size = sorted(
             range(len(training.parameters)), key=lambda index: training.parameters[index].tensor.numel()
         )
-        self._probe: tuple[list[int], Tensor | float] | None = None
+        self._probe: tuple[dict[int, Tensor], Tensor | float] | None = None
+        self._rows: Tensor | None = None
         self._ratio: Tensor | float | None = None
         self._was_eval = False
         self._series: dict[tuple[str, str], int] = {}
@@ -57,7 +58,8 @@ class StepValues:
         The last call in a step counts.
         """
         if not self._training.reads_at_entry:
-            self._probe = self._look(self._by_size)
+            found = self._find(self._by_size)
+            self._probe = (found, self._norm(found)) if found else None
 
     def at_entry(self, *, is_scaled: bool) -> None:
         """Compute that norm again at the entry of the optimizer step, to measure by what factor the script has clipped.
@@ -66,10 +68,11 @@ class StepValues:
         """
         self._ratio = None
         if self._probe is not None and not is_scaled:
-            indices, before = self._probe
-            now = self._look(indices)
-            if now is not None and now[0] == indices:
-                self._ratio = _quotient(now[1], before)
+            found, before = self._probe
+            gradients = self._training.reduced_gradients()
+            now = found if all(gradients[i] is each for i, each in found.items()) else self._find([*found])
+            if now.keys() == found.keys():
+                self._ratio = _quotient(self._norm(now), before)
         self._probe = None
 
     def at_exit(self, outcome: StepOutcome) -> None:
@@ -89,8 +92,8 @@ class StepValues:
         """Drop the probe of a step that was abandoned."""
         self._probe = self._ratio = None
 
-    def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor | float] | None:
-        """Return the first few of `indices` that have a gradient on the model's device, and the norm of them."""
+    def _find(self, indices: Sequence[int]) -> dict[int, Tensor]:
+        """Return, by index, the gradients of the first few of `indices` that have one on the model's device."""
         gradients, device = self._training.reduced_gradients(), self._training.device
         found: dict[int, Tensor] = {}
         for index in indices:
@@ -99,14 +102,20 @@ class StepValues:
                 found[index] = gradient
                 if len(found) == NUM_PROBES:
                     break
-        if not found:
-            return None
+        return found
+
+    def _norm(self, found: dict[int, Tensor]) -> Tensor | float:
+        """Return the norm of all these gradients together; a number where they are on the host."""
+        device = self._training.device
+        if device.type == "cpu":
+            if self._rows is None:
+                self._rows = torch.empty((NUM_PROBES, len(STATISTICS)), dtype=torch.float64)
+            write(tuple(found.values()), self._rows, 0)
+            return _norm_on_host(self._rows.numpy()[: len(found)].tolist())
         rows = torch.empty((len(found), len(STATISTICS)), dtype=torch.float64, device=device)
         write(tuple(found.values()), rows, 0)
-        if device.type == "cpu":
-            return list(found), _norm_on_host(rows)
         square, nans = rows[:, _SQUARES].sum(), rows[:, _NANS].sum()
-        return list(found), torch.where(nans > 0, torch.nan, square).sqrt()
+        return torch.where(nans > 0, torch.nan, square).sqrt()
 
     def _file(self, name: str, value: Tensor | float | None, slot: str = "") -> None:
         if value is None:
@@ -124,10 +133,12 @@ def _is_readable(gradient: Tensor, device: torch.device) -> bool:
     return gradient.numel() > 0 and gradient.layout is torch.strided and gradient.device == device
 
 
-def _norm_on_host(rows: Tensor) -> float:
+def _norm_on_host(rows: Sequence[Sequence[float]]) -> float:
     """Return the norm of tensors with these moments, NaN if there is a NaN in them."""
-    columns = tuple(zip(*rows.tolist(), strict=True))
-    return math.nan if any(columns[_NANS]) else math.sqrt(sum(columns[_SQUARES]))
+    square = 0.0
+    for row in rows:
+        square += math.nan if row[_NANS] else row[_SQUARES]
+    return math.sqrt(square)
 
 
 def _quotient(now: Tensor | float, before: Tensor | float) -> Tensor | float:
