@@ -320,4 +320,4 @@ def _tensors(given: Any) -> list[Tensor]:
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:
     """Return how many bytes the elements of `tensors` take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum([tensor.numel() * tensor.element_size() for tensor in tensors])  # a list: see `frames.num_bytes`

@@ -179,7 +179,7 @@ def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> list
 
 def num_bytes(buffers: Sequence[Any]) -> int:
     """Return the total number of bytes of some buffers."""
-    return sum(memoryview(buffer).nbytes for buffer in buffers)
+    return sum([memoryview(buffer).nbytes for buffer in buffers])  # a list, as a generator is called for each of them
 
 
 def decode_head(data: memoryview | bytes) -> FrameHead | None:

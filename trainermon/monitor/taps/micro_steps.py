@@ -107,7 +107,7 @@ class MicroSteps:
     @property
     def backward(self) -> int:
         """Number of backwards of the open step that every stage has done."""
-        return min(stage.backward for stage in self._stages)
+        return min([stage.backward for stage in self._stages])
 
     @property
     def is_complete(self) -> bool:
