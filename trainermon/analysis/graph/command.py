@@ -123,7 +123,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--details",
         choices=DETAILS,
         help=f"whose tensors are in the page: all, or of findings (default: all up to "
-        f"{MAX_DETAILED:,} nodes); beside: all, in FILE.details, for a server",
+        f"{MAX_DETAILED:,} nodes); beside: all, in FILE.details, and what the page shows in FILE.pieces, for a server",
     )
     parser.add_argument(
         "--serve",
