@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import logging
 import math
 import shutil
 import subprocess
@@ -145,3 +146,16 @@ def test_every_instruction_set_counts_right(tmp_path, instructions):
     kernel(tensors, rows)
 
     check(rows.numpy(), tensors)
+
+
+def test_without_a_working_triton_torch_calls_count_and_one_line_says_so(caplog):
+    caplog.set_level(logging.WARNING, logger="trainermon")
+    way, tensor = counting._TritonCounts(), torch.randn(3000)  # which is on no CUDA device
+
+    for _ in range(2):
+        row = torch.zeros(NUM_BINS, dtype=torch.int64)
+        way(tensor, row)
+        np.testing.assert_array_equal(row.numpy(), numpy_histogram(elements_of(tensor)))
+
+    (told,) = [record.message for record in caplog.records]
+    assert told.startswith("histograms of CUDA tensors are taken by torch calls: ValueError")

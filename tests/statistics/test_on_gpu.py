@@ -8,9 +8,12 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from tests.statistics.histogram_truth import numpy_histogram
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, LAYOUTS, PATTERNS, fill
+from trainermon.core.values import NUM_BINS
 from trainermon.statistics import SlabRing, kernel_name, moments
+from trainermon.statistics.histograms import counting, torch_counts
 from trainermon.statistics.slabs import capture_check
 
 pytestmark = [
@@ -74,6 +77,23 @@ def test_every_layout_is_read_right_alone_and_in_a_list(layout):
     for row, tensor in zip(together, tensors, strict=True):
         assert_moments(row, elements_of(tensor.cpu()))
         np.testing.assert_array_equal(rows_of([tensor])[0], row)
+
+
+@pytest.mark.parametrize("way", ["triton", "torch calls"])
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
+def test_histograms_are_those_of_numpy_and_nothing_waits(dtype, way, monkeypatch):
+    if way == "torch calls":
+        monkeypatch.setattr(counting, "_way_of", lambda device: torch_counts.count_by_sorting)
+    sizes = (0, 1, 1023, 16_385, 1_100_000)
+    tensors = [fill(pattern, size, dtype=dtype, seed=1).cuda() for pattern in sorted(PATTERNS) for size in sizes]
+    out = torch.full((len(tensors), NUM_BINS), -7, dtype=torch.int64, device="cuda")
+    counting.count(tensors, out)  # compiles
+
+    with nothing_waits():
+        counting.count(tensors, out)
+
+    for row, tensor in zip(out.cpu().numpy(), tensors, strict=True):
+        np.testing.assert_array_equal(row, numpy_histogram(elements_of(tensor.cpu())))
 
 
 def test_the_same_tensors_give_the_same_bits():
