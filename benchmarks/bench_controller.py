@@ -49,7 +49,9 @@ def _measure(folder: Path, notes: Path, addresses: list[str], poll_s: float, arg
         seconds = max(args.seconds, poll_s)
         loads = [_load(pid, url, seconds) for _ in range(args.repeats)]
         before_s = cpu_s(pid)
-        delays_ms = [1e3 * _escalate(url, notes, f"{poll_s:g}-{number}", args.agents) for number in range(3)]
+        delays_ms = [
+            1e3 * _escalate(url, notes, f"{int(poll_s * 1e3):08x}{number:08x}", args.agents) for number in range(3)
+        ]
         order_s = (cpu_s(pid) - before_s) / 3
         rss_mb = _rss_bytes(pid) / 1e6
     middle, low, high = statistics.median(loads), min(loads), max(loads)
