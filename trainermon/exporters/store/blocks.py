@@ -31,6 +31,7 @@ from trainermon.exporters.store.segments import (
     connect,
     cover,
     read_metadata,
+    reader,
     scan,
     unreadable,
 )
@@ -147,15 +148,16 @@ def _read_segment(
     same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
     joined = f"FROM {scan([path])} AS rows JOIN series ON {same}"
     try:
-        with connect() as connection:
-            series = _read_series(connection, path, where)
-            rows = connection.execute(
-                f"SELECT id, attempt, rank, step, time_s, histogram IS NOT NULL AS is_counted, {moments} {joined}"
-            ).fetchnumpy()
-            counts = _read_counts(connection, joined) if rows["is_counted"].any() else np.zeros((0, NUM_BINS), np.int64)
-            return series, rows, counts
+        connection = reader()
+        series = _read_series(connection, path, where)
+        rows = connection.execute(
+            f"SELECT id, attempt, rank, step, time_s, histogram IS NOT NULL AS is_counted, {moments} {joined}"
+        ).fetchnumpy()
+        counts = _read_counts(connection, joined) if rows["is_counted"].any() else np.zeros((0, NUM_BINS), np.int64)
+        connection.execute("DROP TABLE series")
     except (OSError, duckdb.Error) as error:
         raise StoreError(f"{path}: the segment cannot be read: {error}") from error
+    return series, rows, counts
 
 
 def _read_counts(connection: duckdb.DuckDBPyConnection, joined: str) -> npt.NDArray[np.int64]:
@@ -170,7 +172,7 @@ def _read_series(connection: duckdb.DuckDBPyConnection, path: Path, where: str) 
     """Create the table `series` of all series in the segment, and return them in order of their ids."""
     columns = ", ".join(SERIES_COLUMNS)
     connection.execute(
-        "CREATE TABLE series AS SELECT row_number() OVER () - 1 AS id, *"
+        "CREATE OR REPLACE TABLE series AS SELECT row_number() OVER () - 1 AS id, *"
         f" FROM (SELECT DISTINCT {columns} FROM {scan([path])} WHERE {where})"
     )
     rows = connection.execute(f"SELECT {columns} FROM series ORDER BY id").fetchall()

@@ -235,25 +235,13 @@ def read_metadata(path: Path) -> SegmentMetadata:
     import duckdb
 
     try:
-        rows = _footers().execute(
+        rows = reader().execute(
             "SELECT decode(value) FROM parquet_kv_metadata($1) WHERE decode(key) = $2",
             [sql_path(path), METADATA_KEY],
         )
         return SegmentMetadata.from_json(rows.fetchall()[0][0])
     except (OSError, duckdb.Error, LookupError, ValueError, TypeError) as error:
         raise unreadable(path, error) from error
-
-
-def _footers() -> duckdb.DuckDBPyConnection:
-    """Return this thread's database for reading footers, in which nothing of a file stays.
-
-    Opening another one for each costs 10 ms of CPU time, and a run of 1,280 nodes has as many folders.
-    """
-    found: duckdb.DuckDBPyConnection | None = getattr(_of_thread, "footers", None)
-    if found is None:
-        found = _of_thread.footers = connect(memory_bytes=32 << 20)
-        found.execute("SET enable_external_file_cache = false")
-    return found
 
 
 def unreadable(path: Path, error: Exception) -> StoreError:
@@ -336,8 +324,22 @@ def connect(*, memory_bytes: int = 256 << 20, spill: Path | None = None) -> duck
     return connection
 
 
-_folders: dict[Path, int] = {}
 _of_thread = threading.local()
+
+
+def reader() -> duckdb.DuckDBPyConnection:
+    """Return this thread's database for reading single files, in which nothing of them stays; not to be closed.
+
+    Opening another one for each file costs 10 ms of CPU time or more, and a run of 1,280 nodes has thousands.
+    """
+    found: duckdb.DuckDBPyConnection | None = getattr(_of_thread, "reader", None)
+    if found is None:
+        found = _of_thread.reader = connect()
+        found.execute("SET enable_external_file_cache = false")
+    return found
+
+
+_folders: dict[Path, int] = {}
 
 
 def sql_path(path: Path) -> str:
