@@ -169,6 +169,26 @@ def test_resources_of_the_operator_fit_its_types(monitors, check_operator):
     assert check_operator(monitors) == ""
 
 
+def test_the_prometheus_of_a_large_job_fit_its_types(check_operator):
+    objects = yaml.safe_load_all((CHART / "examples" / "prometheus-shards.yaml").read_text())
+
+    assert check_operator([each for each in objects if each["apiVersion"] == "monitoring.coreos.com/v1"]) == ""
+
+
+def test_each_prometheus_of_a_large_job_selects_what_the_chart_makes():
+    values = yaml.safe_load((CHART / "examples" / "prometheus-shards-values.yaml").read_text())
+    shards, everything, service = yaml.safe_load_all((CHART / "examples" / "prometheus-shards.yaml").read_text())
+    made = render(values)
+
+    def labels(kind):
+        return made.one(kind)["metadata"]["labels"].items()
+
+    assert shards["spec"]["podMonitorSelector"]["matchLabels"].items() <= labels("PodMonitor")
+    assert everything["spec"]["serviceMonitorSelector"]["matchLabels"].items() <= labels("ServiceMonitor")
+    assert everything["spec"]["ruleSelector"]["matchLabels"].items() <= labels("PrometheusRule")
+    assert shards["spec"]["remoteWrite"][0]["url"] == f"http://{service['metadata']['name']}:9090/api/v1/write"
+
+
 def test_the_types_of_the_operator_see_a_mistake(monitors, check_operator):
     wrong = copy.deepcopy(next(entry for entry in monitors if entry["kind"] == "PodMonitor"))
     wrong["spec"]["podMetricsEndpoints"][0]["scrape_timeout"] = "10s"
