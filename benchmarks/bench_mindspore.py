@@ -82,9 +82,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=15)
     arguments.add_argument("--steps", type=int, default=3000, help="steps of the long run")
+    arguments.add_argument("--long-run", action="store_true", help="the long run alone")
+    arguments.add_argument("--bare", action="store_true", help="the long run alone, without a monitor")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if chosen.long_run or chosen.bare:
+            long_run(folder, chosen.steps, is_watched=not chosen.bare)
+            return
         net = Holder(NUM_ELEMENTS)
         optimizer = nn.SGD(net.trainable_params(), 1e-3)
         gradients = tuple(ms.Tensor(parameter.asnumpy().copy()) for parameter in optimizer.parameters)
@@ -107,23 +112,26 @@ def main() -> None:
         long_run(folder / "long", chosen.steps)
 
 
-def long_run(folder: Path, num_steps: int) -> None:
+def long_run(folder: Path, num_steps: int, *, is_watched: bool = True) -> None:
     """Print step times and memory of the quarters of a long run with activations and their gradients."""
     net = nn.SequentialCell(nn.Dense(32, 32), nn.ReLU(), nn.Dense(32, 8))
     optimizer = nn.AdamWeightDecay(net.trainable_params(), 1e-3)
     compute = ms.value_and_grad(lambda x: net(x).mean(), None, optimizer.parameters)
     x = ms.Tensor(np.ones((16, 32), np.float32))
-    monitor = watched(net, optimizer, folder, xy_distribution=True, mv_distribution=True, param_distribution=True)
+    everything = {"xy_distribution": True, "mv_distribution": True, "param_distribution": True}
+    monitor = watched(net, optimizer, folder, **everything) if is_watched else None
     for quarter in range(4):
         start = time.process_time()
         for _ in range(num_steps // 4):
             loss, gradients = compute(x)
             optimizer(gradients)
-            monitor.record(loss=loss)
+            if monitor is not None:
+                monitor.record(loss=loss)
         each_ms = 1e3 * (time.process_time() - start) / (num_steps // 4)
         memory_mib = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
         print(f"steps up to {(quarter + 1) * num_steps // 4}: {each_ms:.2f} ms a step, {memory_mib:.1f} MiB resident")
-    monitor.close()
+    if monitor is not None:
+        monitor.close()
 
 
 if __name__ == "__main__":
