@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainermon.analysis.graph import index, reading
+from trainermon.analysis.graph import calls, index, reading
 from trainermon.cli import main
 
 RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
@@ -114,7 +114,7 @@ def test_a_dump_that_changes_while_it_is_read_is_read_again(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, bad = run / "step0" / "rank0" / "dump.json", run / "step0" / "rank2" / "dump.json"
-    read = reading.read_calls
+    read = calls.read_calls
 
     def read_then_write(directory: Path) -> Any:
         found = read(directory)

@@ -76,7 +76,7 @@ def test_a_rank_tells_where_it_is_as_often_as_it_looks(places, monkeypatch, look
 
 def test_a_duration_is_that_of_one_step_after_quiet_ones(places, monkeypatch):
     clock_s = [100.0]
-    monkeypatch.setattr(phases.time, "perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr("trainermon.monitor.session.phases.time.perf_counter", lambda: clock_s[0])
     monkeypatch.setattr("trainermon.monitor.session.step_hooks.perf_counter", lambda: clock_s[0])
 
     def go_on(step, _monitor):

@@ -53,7 +53,7 @@ class AgentAddress:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AgentAnswer:
+class RawAnswer:
     """What an agent answered, unread.
 
     Attributes:
@@ -121,14 +121,14 @@ class AgentClient:
         """
         return await self._request("POST", target, path, json.dumps(body).encode())
 
-    async def fetch(self, target: AgentAddress, path: str) -> AgentAnswer:
+    async def fetch(self, target: AgentAddress, path: str) -> RawAnswer:
         """Send GET `path`, which may have a query, for somebody who looks at a page; return the answer as it is.
 
         Up to 64 MiB and 55 s. Raises one of `FAULTS` if there is none.
         """
         timeout = aiohttp.ClientTimeout(total=PAGE_TIMEOUT_S)
         async with self._sent("GET", target, path, b"", timeout) as reply:
-            return AgentAnswer(reply.status, reply.content_type, await _read(reply, MAX_PAGE_ANSWER_BYTES))
+            return RawAnswer(reply.status, reply.content_type, await _read(reply, MAX_PAGE_ANSWER_BYTES))
 
     async def stream(self, target: AgentAddress, path: str) -> AsyncIterator[bytes]:
         """Send GET `path`; yield what comes, as it comes. Raises one of `FAULTS` when it ends otherwise than well."""

@@ -382,7 +382,7 @@ export class GraphView {
   }
 
   /** One level up: what it is in; from the model, ranks put together further. */
-  goUp() {
+  toParent() {
     const { graph, selected, levels } = this;
     if (selected > 0) this.goTo(graph.parents[selected]);
     else if (levels.selectedIndex + 1 < levels.options.length) this.showLevel(levels.options[levels.selectedIndex + 1].value);

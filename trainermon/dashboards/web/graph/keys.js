@@ -24,7 +24,7 @@ export function actionsOf(view) {
     { keys: ["ArrowUp"], text: "previous beside it", run: () => view.goToIfAny(beside(view.graph, view.selected, -1)) },
     { keys: ["ArrowLeft"], text: "what it is in", run: () => view.graph.parents[view.selected] >= 0 && view.goTo(view.graph.parents[view.selected]) },
     { keys: ["ArrowRight"], text: "the first within it", run: () => view.graph.sizes[view.selected] > 1 && view.goTo(view.selected + 1) },
-    { keys: ["Alt+ArrowUp"], text: "one level up", run: () => view.goUp() },
+    { keys: ["Alt+ArrowUp"], text: "one level up", run: () => view.toParent() },
     { keys: ["Enter"], text: "unfold, fold", run: () => panes.toggle(view.selected) },
     { keys: ["Shift+Enter"], text: "to the worst within", run: () => view.goTo(worstWithin(view.graph, view.selected)) },
     { keys: ["i"], text: "to what gives it a value", run: () => view.follow("producers") },
