@@ -267,7 +267,6 @@ def test_several_steps_in_one_call_are_said_to_be_so(spool, caplog):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"ur_distribution": True}, "ur_distribution is true, but it is not available for MindSpore"),
         ({"cc_distribution": {"enable": True}}, "collectives of MindSpore are not seen"),
         ({"framework": "megatron"}, "expected 'mindspore' or nothing"),
         ({"targets": ["haed"]}, "did you mean 'head'"),

@@ -17,10 +17,11 @@ from trainermon.hooks.names import advice, chosen
 from trainermon.monitor.mindspore.attached import AttachedCell
 from trainermon.monitor.mindspore.place import find_coordinates
 from trainermon.monitor.mindspore.training import CellTraining
+from trainermon.monitor.mindspore.updates import check_formula
 
 _NAMED = 5  # parameters that a message lists
 # What the session of torch has and this one has not, by the key that asks for it.
-_UNAVAILABLE = ("ur_distribution", "recording_l2_features", "print_struct", "stack_info")
+_UNAVAILABLE = ("recording_l2_features", "print_struct", "stack_info")
 
 
 def open_training(
@@ -69,6 +70,8 @@ def check_against_model(config: MonitorConfig, training: CellTraining, coordinat
     if config.mv_distribution and not training.states():
         name = type(training.optimizer).__name__
         raise ConfigError(f"mv_distribution is true but {name} keeps no state for its parameters: set it to false")
+    if config.ur_distribution:
+        check_formula(training.optimizer)
     if config.mg_direction and not training.first_moments():
         name = type(training.optimizer).__name__
         raise ConfigError(f"mg_direction is true but {name} keeps no first moment or momentum: set it to false")

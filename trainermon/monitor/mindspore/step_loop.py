@@ -140,6 +140,7 @@ class CellLoop:
         parameters = sum(chosen(p.name, config.targets, p.stage) for p in training.parameters)
         per_step = config.wg_distribution * (2 + config.monitor_mbs_grad * self._num_micro_steps)
         per_step += 2 * config.param_distribution + 2 * config.mv_distribution + config.mg_direction
+        per_step += 2 * config.ur_distribution
         cells = len(self._cells()) * config.xy_distribution
         directions = 2 - (config.forward_only or config.backward_only)
         return parameters * per_step + cells * 2 * directions * self._num_micro_steps + 2

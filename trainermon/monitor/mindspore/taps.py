@@ -19,6 +19,7 @@ from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
 from trainermon.monitor.mindspore.micro_steps import CellSteps, is_differentiated
 from trainermon.monitor.mindspore.training import CellParameter, CellTraining, WatchedCell, placement_of
+from trainermon.monitor.mindspore.updates import UpdateTaps
 from trainermon.monitor.taps.row_collector import RowCollector
 from trainermon.statistics.mindspore.moments import Rows, is_readable
 
@@ -176,6 +177,7 @@ class OptimizerTaps:
         self._series: dict[tuple[Kind, str], list[int]] = {}
         self._unreduced = self._numbers(Kind.GRAD_UNREDUCED) if is_alone and config.wg_distribution else []
         self._reduced = self._numbers(Kind.GRAD_REDUCED) if config.wg_distribution else []
+        self._updates = UpdateTaps(training, self._chosen, collector) if config.ur_distribution else None
         self._handles: list[hooks.HookHandle] = []
         self._backwards: dict[int, int] = {}
         self._was_eval = False
@@ -221,12 +223,14 @@ class OptimizerTaps:
             self._collector.repeat(self._numbers(Kind.PARAM_ORIGIN), parameters[self._chosen])
 
     def after_step(self) -> None:
-        """Record the parameters and states that the optimizer's step has made, and the numbers of the step."""
+        """Record the parameters, states and updates that the optimizer's step has made, and the numbers of the step."""
         if self._config.param_distribution:
             self._take_all(Kind.PARAM_UPDATED, [each.tensor for each in self._training.parameters])
         if self._config.mv_distribution:
             for state in self._training.states():
                 self._take_all(state.kind, state.tensors, state.slot)
+        if self._updates is not None:
+            self._updates.take()
         self.take_numbers()
 
     def take_numbers(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore
@@ -75,7 +75,17 @@ class MomentsOfTensors:
                 "host, expected a tensor that was computed or initialised: call init_data() on lazy parameters"
             )
 
-    def _write_rows(self, lies: zip[Lies], count: int, out: Rows, first: int) -> int:
+    def write_arrays(self, arrays: Sequence[npt.NDArray[Any]], out: Rows) -> None:
+        """Write the eight moments of arrays of numpy into the rows of `out`.
+
+        Args:
+            arrays: C-contiguous, of dtypes in `KINDS`, empty and 0-d ones too.
+            out: float64 `[arrays, 8]`, C-contiguous.
+        """
+        lies = ((each.ctypes.data, each.size, KINDS[each.dtype.name]) for each in arrays)
+        self._write_rows(lies, len(arrays), out, 0)
+
+    def _write_rows(self, lies: Iterable[Lies], count: int, out: Rows, first: int) -> int:
         if self._native is None:
             return write_by_numpy(lies, out[first:])
         packed = pack(itertools.chain.from_iterable(lies), count)
