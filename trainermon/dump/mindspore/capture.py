@@ -22,6 +22,7 @@ from trainermon.dump.stacks import call_stack
 from trainermon.hooks.containment import PlainContainedCall
 from trainermon.hooks.mindspore.functions import is_in_backward
 from trainermon.hooks.mindspore.hooks import before_with_kwargs, behind, on_gradient
+from trainermon.hooks.names import chosen
 
 ROOT_NAME = "model"
 
@@ -63,9 +64,10 @@ class CellCapture:
     Args:
         models: By the first part of their cells' names, "" for the only one.
         writer: Where entries go.
+        scope: Names or patterns of cells; (): all. The models themselves always are recorded.
     """
 
-    def __init__(self, models: Mapping[str, nn.Cell], writer: CellWriter) -> None:
+    def __init__(self, models: Mapping[str, nn.Cell], writer: CellWriter, scope: Sequence[str] = ()) -> None:
         self.tripped = False
         self._writer = writer
         self._stems = dict[int, str]()
@@ -73,6 +75,8 @@ class CellCapture:
         self._cells = list[nn.Cell]()
         for prefix, model in models.items():
             for path, cell in model.cells_and_names():
+                if path and not chosen(path, scope):
+                    continue
                 name = ".".join(part for part in (prefix, path) if part)
                 self._stems[id(cell)] = f"Cell.{name or ROOT_NAME}.{type(cell).__name__}"
                 self._cells.append(cell)

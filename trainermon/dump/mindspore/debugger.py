@@ -24,7 +24,7 @@ from trainermon.dump.files.waiting import has_room
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.mindspore.encoding import encode, is_followed
 from trainermon.dump.mindspore.recording import OF_CELLS, StepCapture
-from trainermon.dump.mindspore.writer import CellWriter
+from trainermon.dump.mindspore.writer import SelectingCellWriter
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore.hooks import on_gradient
 
@@ -89,7 +89,7 @@ class PrecisionDebugger:
             logger.log(logging.INFO if _rank() else logging.WARNING, "%s", note)
         self._step = 0
         self._pid = os.getpid()
-        self._writer: CellWriter | None = None
+        self._writer: SelectingCellWriter | None = None
         self._capture: StepCapture | None = None
         self._is_on = False
         self._counts: dict[str, int] = {}
@@ -180,7 +180,7 @@ class PrecisionDebugger:
             info = DumpInfo(
                 step=self._step, rank=rank, reason="ordered by the script", notes=self._notes, layout=layout
             )
-            self._writer = self._guard.wrap(CellWriter)(directory, info, config)
+            self._writer = self._guard.wrap(SelectingCellWriter)(directory, info, config)
         if self._writer is not None and config.level != "debug":
             self._is_on = True
             self._guard.wrap(self._attach)(models)

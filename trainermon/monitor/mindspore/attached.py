@@ -16,6 +16,7 @@ from trainermon.core.values import Coordinates
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.monitor.gradient_probe.records import SignsReaderFactory
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
+from trainermon.monitor.mindspore.dumps import CellDumpOrigin
 from trainermon.monitor.mindspore.place import kept_settings
 from trainermon.monitor.mindspore.step_loop import CellLoop, CellParts
 from trainermon.monitor.mindspore.training import CellTraining
@@ -42,6 +43,13 @@ class AttachedCell(AttachedRank):
         self._training = training
         self._attempt = run.attempt
         self._moments = MomentsOfTensors()
+        self._dumps = CellDumpOrigin(
+            training=training,
+            coordinates=coordinates,
+            attempt=run.attempt,
+            outbox=self._files.outbox,
+            source=config.dump_source,
+        )
 
     def record(self, values: Mapping[str, Any]) -> None:
         """Record numbers of the step; raises nothing. Ends a compiled step that has run since the last call."""
@@ -70,6 +78,12 @@ class AttachedCell(AttachedRank):
         """Look whether a compiled step has ended; raises nothing."""
         self._poll()
 
+    def stop_in_child(self) -> None:
+        """Stop monitoring in a forked child: the run, and its open dumps, are its parent's."""
+        super().stop_in_child()
+        if self._loop is not None:
+            self._loop.orders.stop_in_child()
+
     def _poll(self) -> None:
         if self._loop is not None and os.getpid() == self._pid:
             self._guard.wrap(self._loop.poll)()
@@ -80,6 +94,7 @@ class AttachedCell(AttachedRank):
             guard=self._guard,
             journal=self._files.journal,
             page=self._files.page,
+            dumps=self._dumps,
             moments=self._moments,
             is_alone=self._coordinates.world_size == 1,
             signs=self._signs,

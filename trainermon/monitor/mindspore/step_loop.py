@@ -27,10 +27,11 @@ from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
 from trainermon.monitor.gradient_probe.records import SignsReaderFactory
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
+from trainermon.monitor.mindspore.dumps import CellDumpOrigin
 from trainermon.monitor.mindspore.gradient_readings import CellGradientReader
 from trainermon.monitor.mindspore.graph import RowsOfGraph, WatchedOptimizer
 from trainermon.monitor.mindspore.micro_steps import CellSteps
-from trainermon.monitor.mindspore.orders import CollectOrders
+from trainermon.monitor.mindspore.orders import CellOrders
 from trainermon.monitor.mindspore.rows import HostSlabRing
 from trainermon.monitor.mindspore.taps import ActivationTaps, OptimizerTaps
 from trainermon.monitor.mindspore.training import CellTraining
@@ -52,6 +53,7 @@ class CellParts:
         guard: Contains errors in what MindSpore calls.
         journal: The file for rows and events.
         page: The control page: phases go there and commands arrive there.
+        dumps: What dumps say of themselves, and where they go.
         moments: Computes rows.
         is_alone: Whether no other rank takes part in the training.
         signs: Makes what writes signs of gradients, of what makes their reader, and by a configuration.
@@ -61,6 +63,7 @@ class CellParts:
     guard: PlainFaultGuard
     journal: JournalWriter
     page: ControlPage
+    dumps: CellDumpOrigin
     moments: MomentsOfTensors
     is_alone: bool
     signs: Callable[[SignsReaderFactory, GradientSignsConfig], RunSigns]
@@ -83,6 +86,7 @@ class CellLoop:
         steps: Forwards and backwards of the open step.
         phases: What the agent is told the rank is busy with.
         values: What the script records.
+        orders: What commands ask for.
         is_due: Whether the open step is collected.
     """
 
@@ -101,7 +105,7 @@ class CellLoop:
         self._num_micro_steps = num_micro_steps
         self._between_steps, self._has_news = between_steps, has_news
         self._step = CurrentStep(step)
-        self._orders = CollectOrders(parts.page, parts.journal)
+        self.orders = CellOrders(parts.dumps, parts.page, parts.journal)
         self._handles: list[hooks.HookHandle] = []
         self._graph: RowsOfGraph | None = None
         self._is_attached = self._is_silence_told = self._is_sink_told = False
@@ -162,6 +166,7 @@ class CellLoop:
         self._graph = RowsOfGraph(watched)
         self._unhook_optimizer()
         self._detach_taps()
+        self.orders.are_compiled = True
         return watched
 
     def poll(self) -> None:
@@ -181,7 +186,7 @@ class CellLoop:
                     "no record after each step): only the last of them has rows; this is told once"
                 )
         gradients, parameters = self._graph.read()
-        if self._schedule.due(self.step) or self._orders.collects(self.step):
+        if self._schedule.due(self.step) or self.orders.collects(self.step):
             self._optimizer_taps.put_rows(gradients, parameters)
             self._optimizer_taps.after_step()
         self._finish_step()
@@ -190,6 +195,7 @@ class CellLoop:
         """Remove every hook except those around the optimizer's step, which MindSpore may be running right now."""
         self._detach_taps()
         self.steps.detach()
+        self.orders.finish_step()
 
     def detach(self) -> None:
         """Remove all hooks of the monitor."""
@@ -245,7 +251,7 @@ class CellLoop:
 
     def _prepare(self) -> None:
         """Attach what the coming step needs, and take away what it does not."""
-        self.is_due = self._orders.collects(self.step) or self._schedule.due(self.step)
+        self.is_due = self.orders.collects(self.step) or self._schedule.due(self.step)
         if self.is_due and not self._is_attached and self._graph is None:
             self._is_attached = True
             self._optimizer_taps.attach()
@@ -257,6 +263,7 @@ class CellLoop:
                 )
         elif not self.is_due and self._is_attached:
             self._detach_taps()
+        self.orders.prepare(self.step)
 
     def _detach_taps(self) -> None:
         self._is_attached = False
@@ -299,16 +306,17 @@ class CellLoop:
 
     def _finish_step(self) -> None:
         self.values.take_duration()
+        self.orders.finish_step()
         self._start_counting()
         self._step.number += 1
         self.collector.begin(self.step)
         self.values.step_began()
         self.phases.step_began()
-        self._orders.poll(self.step)
+        self.orders.poll(self.step)
         self._between_steps(self.step)
         self._prepare()
         is_seen = self.is_due or self._graph is not None or self._signs_reader is not None
-        if not (is_seen or self._orders.await_any(self.step) or self.collector.has_ended or self._has_news()):
+        if not (is_seen or self.orders.are_any or self.collector.has_ended or self._has_news()):
             due = self._schedule.next_due(self.step)
             self._quiet.begin(math.inf if due is None else due, self.values.exited_s, self.values.passed)
 
