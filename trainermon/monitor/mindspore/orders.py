@@ -17,7 +17,7 @@ MAX_AT_ONCE = 4
 
 
 @dataclasses.dataclass(slots=True)
-class _ActiveOrder:
+class _CellOrder:
     """A command that this rank carries out, and how many bytes it may still write."""
 
     command: Command
@@ -49,8 +49,8 @@ class CellOrders:
         self._journal = journal
         self._epoch = page.epoch()
         self._known: set[str] = set()
-        self._orders: list[_ActiveOrder] = []
-        self._open: list[tuple[_ActiveOrder, CellDump]] = []
+        self._orders: list[_CellOrder] = []
+        self._open: list[tuple[_CellOrder, CellDump]] = []
 
     @property
     def are_any(self) -> bool:
@@ -106,9 +106,9 @@ class CellOrders:
             reason = f"no cell of the model is named by the scope {command.scope}"
             self._journal.append_event(failed(command, step, reason))
         else:
-            self._orders.append(_ActiveOrder(command, command.max_bytes))
+            self._orders.append(_CellOrder(command, command.max_bytes))
 
-    def _start(self, order: _ActiveOrder, step: int) -> None:
+    def _start(self, order: _CellOrder, step: int) -> None:
         try:
             dump = self._dump(order, step)
         except DumpError as error:
@@ -117,7 +117,7 @@ class CellOrders:
         else:
             self._open.append((order, dump))
 
-    def _dump(self, order: _ActiveOrder, step: int) -> CellDump:
+    def _dump(self, order: _CellOrder, step: int) -> CellDump:
         if self.are_compiled:
             raise DumpError(NO_CALLS_NOTE)
         return CellDump(self._origin, order.command, step, max(order.bytes_left, 0))
