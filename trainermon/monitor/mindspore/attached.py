@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mindspore import Tensor
@@ -19,6 +20,7 @@ from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.mindspore.dumps import CellDumpOrigin
 from trainermon.monitor.mindspore.place import kept_settings
 from trainermon.monitor.mindspore.step_loop import CellLoop, CellParts
+from trainermon.monitor.mindspore.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.mindspore.training import CellTraining
 from trainermon.monitor.session.attached_rank import AttachedRank, number_or_none
 from trainermon.statistics.mindspore.moments import MomentsOfTensors, is_readable
@@ -67,11 +69,12 @@ class AttachedCell(AttachedRank):
                 "watch: gradient_signs.level is set or mg_direction is true, but the elements of gradients cannot be "
                 "read in a compiled step: leave them out, or train in PyNative mode without watch"
             )
-        if self._config.xy_distribution:
-            raise AttachError(
-                "watch: xy_distribution is true, but MindSpore calls no hook in what it compiles, so a compiled step "
-                "has no activations: set xy_distribution to false, or train in PyNative mode without watch"
-            )
+        for key in ("xy_distribution", "print_struct", "stack_info"):
+            if getattr(self._config, key):
+                raise AttachError(
+                    f"watch: {key} is true, but MindSpore calls no hook in what it compiles, so nothing is seen of the "
+                    f"cells of a compiled step: set {key} to false, or train in PyNative mode without watch"
+                )
         return self._loop.watch(optimizer)
 
     def step_ended(self) -> None:
@@ -97,6 +100,7 @@ class AttachedCell(AttachedRank):
             dumps=self._dumps,
             moments=self._moments,
             is_alone=self._coordinates.world_size == 1,
+            structure=partial(self._files.outbox.parcel, f"{STRUCTURE_FOLDER}/rank{self._coordinates.rank}"),
             signs=self._signs,
         )
         return CellLoop(

@@ -21,7 +21,7 @@ from trainermon.monitor.mindspore.updates import check_formula
 
 _NAMED = 5  # parameters that a message lists
 # What the session of torch has and this one has not, by the key that asks for it.
-_UNAVAILABLE = ("recording_l2_features", "print_struct", "stack_info")
+_UNAVAILABLE = ("recording_l2_features",)
 
 
 def open_training(

@@ -21,6 +21,7 @@ from trainermon.core.config import MonitorConfig
 from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.control import ControlPage, Phase
 from trainermon.core.journal import JournalWriter
+from trainermon.core.outbox import Parcel
 from trainermon.core.schedule import Schedule
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore import hooks
@@ -33,6 +34,7 @@ from trainermon.monitor.mindspore.graph import RowsOfGraph, WatchedOptimizer
 from trainermon.monitor.mindspore.micro_steps import CellSteps
 from trainermon.monitor.mindspore.orders import CellOrders
 from trainermon.monitor.mindspore.rows import HostSlabRing
+from trainermon.monitor.mindspore.structure import CellStructure
 from trainermon.monitor.mindspore.taps import ActivationTaps, OptimizerTaps
 from trainermon.monitor.mindspore.training import CellTraining
 from trainermon.monitor.session.phases import CurrentStep, QuietSteps, StepPhases
@@ -56,6 +58,7 @@ class CellParts:
         dumps: What dumps say of themselves, and where they go.
         moments: Computes rows.
         is_alone: Whether no other rank takes part in the training.
+        structure: Makes the folder for the model's structure.
         signs: Makes what writes signs of gradients, of what makes their reader, and by a configuration.
     """
 
@@ -66,6 +69,7 @@ class CellParts:
     dumps: CellDumpOrigin
     moments: MomentsOfTensors
     is_alone: bool
+    structure: Callable[[], Parcel]
     signs: Callable[[SignsReaderFactory, GradientSignsConfig], RunSigns]
 
 
@@ -222,6 +226,14 @@ class CellLoop:
         self._config = config
         self._schedule = Schedule(max(config.start_step, first), config.step_interval, config.collect_times)
         self._activations = ActivationTaps(self._cells(), self.collector, self.steps, parts.guard)
+        self._structure = CellStructure(
+            self._cells(),
+            self.steps,
+            parts.guard,
+            parts.structure(),
+            structure=config.print_struct,
+            stacks=config.stack_info,
+        )
         self._optimizer_taps = OptimizerTaps(
             parts.training, config, self.collector, parts.guard, is_alone=parts.is_alone
         )
@@ -255,6 +267,7 @@ class CellLoop:
         if self.is_due and not self._is_attached and self._graph is None:
             self._is_attached = True
             self._optimizer_taps.attach()
+            self._structure.attach()
             if self._config.xy_distribution:
                 self._activations.attach(
                     forward=not self._config.backward_only,
@@ -268,6 +281,7 @@ class CellLoop:
     def _detach_taps(self) -> None:
         self._is_attached = False
         self._activations.detach()
+        self._structure.detach()
         self._optimizer_taps.detach()
 
     def _forward_begins(self, is_training: bool) -> None:  # noqa: FBT001  # a callback
@@ -302,6 +316,7 @@ class CellLoop:
         if self.is_due:
             self._optimizer_taps.after_step()
             self._tell_of_silence()
+            self._structure.step_ended()
         self._finish_step()
 
     def _finish_step(self) -> None:
@@ -328,13 +343,15 @@ class CellLoop:
 
     def _tell_of_silence(self) -> None:
         """Warn once if the hooks of cells were not called in a step for which they were attached."""
-        if self._is_silence_told or not self._config.xy_distribution or not self._is_attached:
+        wants_calls = self._config.xy_distribution or not self._structure.is_done
+        if self._is_silence_told or not wants_calls or not self._is_attached:
             return
         self._is_silence_told = True
-        if not self._activations.num_seen:
+        if not (self._activations.num_seen or self._structure.has_seen):
             self.collector.tell(
-                "no hook of a cell was called in this step, so it has no activations: MindSpore calls none in what it "
-                "compiles (graph mode, jit); train in PyNative mode for activations, or set xy_distribution to false"
+                "no hook of a cell was called in this step, so it has nothing of what cells take and give: MindSpore "
+                "calls none in what it compiles (graph mode, jit); train in PyNative mode, or set xy_distribution, "
+                "print_struct and stack_info to false"
             )
 
 
