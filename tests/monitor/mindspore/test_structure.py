@@ -45,6 +45,7 @@ def train(**config):
     compute = ms.value_and_grad(net, None, optimizer.parameters)
     for rows in (2, 7):
         optimizer(compute(ms.Tensor(np.ones((rows, 3), np.float32)))[1])
+        assert not net.fc1._forward_hook  # from the first step on
     directory = monitor.run_directory / "module_struct/rank0"
     monitor.close()
     return net, directory
