@@ -25,7 +25,7 @@ from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, Receive, Scope, Send
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.server import WebServer
-from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_steps, read_table
 from trainermon.exporters.store.histograms import (
     StepHistograms,
     encode_histograms,
@@ -63,6 +63,9 @@ class FakeNode:
 
     async def curve_table(self, query: CurveQuery) -> bytes:
         return read_table(self.fake.stored, query) if self.fake.stored is not None else b"step\n"
+
+    async def steps_table(self, first: int | None, last: int | None) -> bytes:
+        return read_steps(self.fake.stored, first=first, last=last) if self.fake.stored is not None else b"step\n"
 
     async def histograms(self, query: CurveQuery) -> bytes:
         if self.fake.stored is not None:

@@ -13,6 +13,7 @@ from tests.dashboards.charts import LAYERS, cell_centre, chart, hover, small_run
 from tests.dashboards.conftest import OpenPage, Serve
 from tests.dashboards.fake_run import Run
 from tests.exporters.recorded_run import BAD_STEP, GRADIENTS, commit
+from trainermon.exporters.store import curves
 from trainermon.exporters.store.query import run_query
 
 pytestmark = pytest.mark.server
@@ -69,6 +70,45 @@ def test_numbers_of_a_line_are_those_of_the_store(serve: Serve, open_page: OpenP
     table = np.genfromtxt(download.value.path(), delimiter=",", names=True)
     np.testing.assert_array_equal(table["max"], [largest for _, largest in truth])
     np.testing.assert_array_equal(table["rms"], [rms for rms, _ in truth])
+
+
+def test_numbers_of_the_steps_are_saved_as_they_are_stored(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    sql = "SELECT step, rank, loss, grad_norm, learning_rate, recorded['accuracy'] FROM step_values"
+    run = stored_run(tmp_path)
+    truth = np.array(run_query(tmp_path, sql).rows, float)
+    page = open_page(serve(run))
+    csv = page.get_by_role("button", name="csv")
+
+    with page.expect_download() as download:
+        csv.click()
+    table = np.genfromtxt(download.value.path(), delimiter=",", names=True, deletechars="")
+    columns = ("step", "rank", "loss", "grad_norm", "learning_rate", "recorded.accuracy")
+    np.testing.assert_array_equal(np.stack([table[name] for name in columns], axis=1), truth)
+
+    chart(page, LAYERS).focus()
+    page.keyboard.press("End")
+    page.keyboard.press("+")
+    first, last = (int(text) for text in re.findall(r"\d+", page.locator("#zoom-text").inner_text()))
+    with page.expect_download() as download:
+        csv.click()
+    assert download.value.suggested_filename == f"{run.describe()['run_id']}_{first}-{last}.csv"
+    table = np.genfromtxt(download.value.path(), delimiter=",", names=True)
+    np.testing.assert_array_equal(table["step"], [step for step, *_ in truth if first <= step <= last])
+
+
+def test_it_is_said_why_a_table_is_not_saved(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = open_page(serve(stored_run(tmp_path)), may_lose=True)
+    problem = page.locator("#tools .problem")
+
+    monkeypatch.setattr(curves, "MAX_STEP_LINES", 1)
+    page.get_by_role("button", name="csv").click()
+    expect(problem).to_contain_text("not saved: 24 lines, one per step and rank, are more than the 1 of one table")
+    monkeypatch.undo()
+    with page.expect_download():
+        page.get_by_role("button", name="csv").click()
+    expect(problem).to_be_empty()
 
 
 def test_what_is_shown_stands_in_the_address_and_comes_back(serve: Serve, open_page: OpenPage) -> None:

@@ -36,6 +36,7 @@ def job(make_node, make_controller, monkeypatch):
         "api/lines?names=loss,grad_norm",
         "api/heatmap?kind=grad_reduced&statistic=rms&columns=10",
         "api/row.csv?kind=grad_reduced&row=h.0.weight",
+        "api/steps.csv?first=1&last=2",
         "api/ranks?quantity=step_time",
     ],
 )

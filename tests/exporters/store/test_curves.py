@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -11,17 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.exporters.recorded_run import BAD_STEP, FEATURE, GRADIENTS, commit, tensors_of
-from tests.exporters.runs import block_of, header_of
+from tests.exporters.recorded_run import BAD_STEP, FEATURE, GRADIENTS, SCALARS, commit, tensors_of
+from tests.exporters.runs import LOSS, STEP_TIME, block_of, header_of
 from trainermon.core.derived import DERIVED
 from trainermon.core.errors import QueryError, StoreError
 from trainermon.core.values import Kind, SeriesKey
-from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+from trainermon.exporters.store import curves
+from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_steps, read_table
 from trainermon.exporters.store.query import run_query
 from trainermon.exporters.store.store import SegmentWriter
 
 NUM_STEPS = 12
 RANKS = (0, 1)
+NUMBERS = {
+    "loss": LOSS,
+    "duration_s": STEP_TIME,
+    **dict(zip(("global_grad_norm", "loss_scale", "learning_rates.0", "recorded.accuracy"), SCALARS, strict=True)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +172,57 @@ def test_the_binary_format_says_what_the_lines_are(run_dir: Path) -> None:
     columns = np.frombuffer(content, "<f8", offset=4 + size).reshape(2, 5, NUM_STEPS)
     np.testing.assert_array_equal(columns[1][3], curve.lines[1].mean)
     assert not math.isnan(columns[1][4].sum())
+
+
+def test_numbers_of_the_steps_are_those_that_were_recorded(run_dir: Path) -> None:
+    lines = list(csv.DictReader(io.StringIO(read_steps(run_dir).decode())))
+
+    assert [(int(line["step"]), int(line["rank"])) for line in lines] == [
+        (step, rank) for step in range(NUM_STEPS) for rank in RANKS
+    ]
+    for line in lines:
+        step, rank = int(line["step"]), int(line["rank"])
+        tensors = tensors_of(rank, step)
+        squares = sum((tensors[key] ** 2).sum() for key in GRADIENTS)
+        for column, key in NUMBERS.items():
+            np.testing.assert_equal(float(line[column]), tensors[key].item())
+        if (rank, step) == (1, BAD_STEP):
+            assert (line["loss"], line["grad_norm"]) == ("nan", "nan")
+        else:
+            np.testing.assert_allclose(float(line["grad_norm"]), math.sqrt(squares), rtol=1e-12)
+        assert (line["clip_ratio"], line["local_grad_norm"]) == ("", "")
+
+
+def test_numbers_of_some_steps_alone_and_of_too_many_are_refused(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [line.split(b",")[1] for line in read_steps(run_dir, first=4, last=5).splitlines()] == [
+        b"step", b"4", b"4", b"5", b"5"
+    ]  # fmt: skip
+    assert len(read_steps(run_dir, first=NUM_STEPS).splitlines()) == 1
+    monkeypatch.setattr(curves, "MAX_STEP_LINES", 5)
+    assert len(read_steps(run_dir, first=4, last=5).splitlines()) == 5
+    with pytest.raises(QueryError, match="6 lines, one per step and rank, are more than the 5 of one table"):
+        read_steps(run_dir, first=4, last=6)
+    with pytest.raises(StoreError, match="no such run directory"):
+        read_steps(run_dir / "none")
+
+
+def test_each_learning_rate_and_recorded_number_has_a_column(tmp_path: Path) -> None:
+    groups = [SeriesKey(Kind.STEP, "learning_rate", str(group)) for group in range(11)]
+    keys = [*groups, SeriesKey(Kind.STEP, "b"), SeriesKey(Kind.STEP, 'a "quoted", name')]
+    segments = tmp_path / "nodes" / "host-a" / "segments"
+    segments.mkdir(parents=True)
+    writer = SegmentWriter(segments)
+    values = {key: np.array([float(place)]) for place, key in enumerate(keys)}
+    writer.add(
+        dataclasses.replace(header_of(0), series=tuple(keys), placements=()), keys, block_of(values, keys, step=1)
+    )
+    writer.seal({}).write()
+
+    (line,) = csv.DictReader(io.StringIO(read_steps(tmp_path).decode()))
+
+    names = [f"learning_rates.{group}" for group in range(11)] + ['recorded.a "quoted", name', "recorded.b"]
+    assert list(line)[-len(names) :] == names
+    assert [float(line[name]) for name in names] == [*range(11), 12, 11]
+    assert not {"learning_rates", "recorded"} & set(line)

@@ -196,6 +196,10 @@ class StoredRun:
         """Return the same steps as CSV, with all moments."""
         return await self._curves.curve_table(query)
 
+    async def steps_table(self, first: int | None, last: int | None) -> bytes:
+        """Return the numbers of these steps as they are stored, as CSV; None: from the first, to the last."""
+        return await self._curves.steps_table(first, last)
+
     async def histograms(self, query: CurveQuery) -> bytes:
         """Return the histograms of a row of a heat map, in the page's binary format."""
         return await self._curves.histograms(query)

@@ -1,4 +1,7 @@
-"""The addresses of curves and histograms: a row of a heat map over all steps, for the page and as a table to keep."""
+"""The addresses of what is stored of the steps: a row of a heat map and its histograms, for the page and as tables.
+
+The numbers of the steps are a table, too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from trainermon.core.errors import QueryError
-from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_table
+from trainermon.exporters.store.curves import CurveQuery, encode_curve, read_curve, read_steps, read_table
 from trainermon.exporters.store.histograms import encode_histograms, read_histogram_table, read_histograms
 
 FRESH_S = 10.0
@@ -31,6 +34,9 @@ class CurveInterface(Protocol):
 
     async def curve_table(self, query: CurveQuery) -> bytes:
         """Return the same steps as CSV. Raises QueryError, StoreError."""
+
+    async def steps_table(self, first: int | None, last: int | None) -> bytes:
+        """Return the numbers of these steps as they are stored, as CSV. Raises QueryError, StoreError."""
 
     async def histograms(self, query: CurveQuery) -> bytes:
         """Return the row's histograms in the page's binary format. Raises QueryError, StoreError."""
@@ -63,6 +69,10 @@ class StoredCurves:
         """Return the same steps as CSV."""
         return await self._read(lambda: read_table(self._run_dir, query, node=self._node))
 
+    async def steps_table(self, first: int | None, last: int | None) -> bytes:
+        """Return the numbers of these steps as they are stored, as CSV; of a running run as old as a curve."""
+        return await self._read(lambda: read_steps(self._run_dir, first=first, last=last, node=self._node))
+
     async def histograms(self, query: CurveQuery) -> bytes:
         """Return the row's histograms in the page's binary format."""
         return await self._read(
@@ -85,7 +95,7 @@ class StoredCurves:
 
 
 def add_curves(app: FastAPI, curves: CurveInterface) -> None:
-    """Answer for curves at `/api/row` and `/api/row.csv`, for histograms at `/api/histograms` and likewise."""
+    """Answer for curves at `/api/row` and `/api/row.csv`, for histograms likewise, for numbers at `/api/steps.csv`."""
 
     @app.get("/api/row")
     async def row(  # noqa: PLR0913 - the parts of a question
@@ -115,6 +125,10 @@ def add_curves(app: FastAPI, curves: CurveInterface) -> None:
     ) -> Response:
         query = CurveQuery(heat_map=kind, row=row, by_rank=ranks == "each", first=first, last=last)
         return _csv(await curves.curve_table(query), "row.csv")
+
+    @app.get("/api/steps.csv")
+    async def steps_table(first: int | None = None, last: int | None = None) -> Response:
+        return _csv(await curves.steps_table(first, last), "steps.csv")
 
     @app.get("/api/histograms")
     async def histograms(

@@ -65,10 +65,25 @@ export async function getGrid(path) {
  * @param {boolean} byRank
  * @param {[number, number] | null} range
  */
-function rowQuery({ kind, row }, byRank, range) {
-  const query = new URLSearchParams({ kind, row, ranks: byRank ? "each" : "merged" });
-  if (range) [query.set("first", String(range[0])), query.set("last", String(range[1]))];
-  return query;
+const rowQuery = ({ kind, row }, byRank, range) => new URLSearchParams({ kind, row, ranks: byRank ? "each" : "merged", ...stepsQuery(range) });
+
+/**
+ * @param {[number, number] | null} range
+ * @returns {Record<string, string>}
+ */
+const stepsQuery = (range) => (range ? { first: String(range[0]), last: String(range[1]) } : {});
+
+/**
+ * The numbers of the steps as they are stored, of every rank; the lines of the page are thinned, and merged over ranks.
+ * @param {[number, number] | null} range
+ */
+export const stepsAddress = (range) => `api/steps.csv?${new URLSearchParams(stepsQuery(range))}`;
+
+/** @param {string} path */
+export async function getTable(path) {
+  const reply = await fetch(path, { cache: "no-store" });
+  if (!reply.ok) throw new Error(await reason(reply));
+  return reply.blob();
 }
 
 /**

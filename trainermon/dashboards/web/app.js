@@ -253,7 +253,7 @@ view.addEventListener("range", showZoom);
 view.addEventListener("zoom", keepZoom);
 onAddress(() => (followAddress(), layers.follow(), layers.refit(), curves.follow(), showTheme()));
 showTheme();
-showTools({ view, lines, tracks: () => [...charts, layers.map, curves.chart, ranks.map] });
+showTools({ view, tracks: () => [...charts, layers.map, curves.chart, ranks.map] });
 byId("zoom-reset").addEventListener("click", () => view.reset());
 addEventListener("hashchange", route);
 showZoom();

@@ -1,9 +1,9 @@
-// What can be taken away from the page: charts as one picture, lines as a table.
+// What can be taken away from the page: charts as one picture, the numbers of the steps as a table.
 
+import { getTable } from "../api.js";
 import { el } from "../dom.js";
 import { theme } from "../theme.js";
 
-/** @import { Lines } from "../view.js" */
 /** @import { Track } from "../track.js" */
 
 const MARGIN = 16;
@@ -26,23 +26,11 @@ function save(blob, name) {
 export const fileName = (text) => text.replace(/[^\w.-]+/g, "_").slice(0, 100) || "run";
 
 /**
- * The steps first, then every column that has a value; empty where nothing was recorded, Infinity where something was
- * not finite.
- * @param {Lines} lines
- * @param {[number, number]} range
- */
-export function linesAsCsv({ steps, series }, [first, last]) {
-  const names = Object.keys(series);
-  const rows = steps.flatMap((step, at) =>
-    step < first || step > last ? [] : [[step, ...names.map((name) => series[name][at] ?? "")].join(",")]);
-  return [["step", ...names].join(","), ...rows, ""].join("\n");
-}
-
-/**
- * @param {string} text
+ * Fetches a table and saves it; unlike a link, it can say why there is none.
+ * @param {string} address
  * @param {string} name
  */
-export const saveText = (text, name) => save(new Blob([text], { type: "text/csv" }), name);
+export const saveTable = async (address, name) => save(await getTable(address), name);
 
 /**
  * The charts, one below the other with their titles, as they are on the page.

@@ -1,12 +1,13 @@
 // What holds for all charts: smoothing, the axis without outliers, what can be saved, and the theme.
 
 import { keep, stated } from "../address.js";
-import { byId, el, segmented } from "../dom.js";
+import { stepsAddress } from "../api.js";
+import { byId, el, segmented, setText } from "../dom.js";
 import { chooseTheme, chosenTheme } from "../theme.js";
-import { fileName, linesAsCsv, savePicture, saveText } from "./saving.js";
+import { fileName, savePicture, saveTable } from "./saving.js";
 import { look } from "./smooth.js";
 
-/** @import { Lines, StepView } from "../view.js" */
+/** @import { StepView } from "../view.js" */
 /** @import { Track } from "../track.js" */
 
 const MOST_SMOOTHING = 0.99;
@@ -23,9 +24,9 @@ export function showTheme() {
 }
 
 /**
- * @param {{view: StepView, lines: Lines, tracks: () => Track[]}} charts
+ * @param {{view: StepView, tracks: () => Track[]}} charts
  */
-export function showTools({ view, lines, tracks }) {
+export function showTools({ view, tracks }) {
   const slider = el("input", { type: "range", min: "0", max: String(MOST_SMOOTHING), step: "0.01", id: "smoothing", oninput: () => smooth(Number(slider.value)) });
   const shown = el("output", { for: "smoothing" });
   const clip = el("input", { type: "checkbox", onchange: () => (look.choose({ clips: clip.checked }), keep("clip", clip.checked ? "1" : null)) });
@@ -40,11 +41,15 @@ export function showTools({ view, lines, tracks }) {
   follow();
   const run = () => byId("run-id").textContent ?? "run";
   const steps = () => (view.zoomed ? `_${view.zoomed.join("-")}` : "");
-  const csv = () => saveText(linesAsCsv(lines, view.range), `${fileName(run())}${steps()}.csv`);
+  const problem = el("span", { cls: "problem", role: "status" });
+  const csv = () => {
+    setText(problem, "");
+    saveTable(stepsAddress(view.zoomed), `${fileName(run())}${steps()}.csv`).catch((error) => setText(problem, `not saved: ${error.message}`));
+  };
   const png = () => savePicture(tracks().filter(({ root }) => !root.hidden), run(), `${fileName(run())}${steps()}.png`);
   byId("tools").replaceChildren(
     el("label", { for: "smoothing" }, "smooth", slider, shown),
     el("label", { title: "The axis covers what nearly all values are; what lies outside is marked at the edge" }, clip, "without outliers"),
-    el("span", {}, "save ", el("button", { type: "button", cls: "link", title: "Loss, norm and the other numbers of the steps shown", onclick: csv }, "csv"), " ",
-      el("button", { type: "button", cls: "link", title: "All charts as they are now", onclick: png }, "PNG")));
+    el("span", {}, "save ", el("button", { type: "button", cls: "link", title: "Loss, norms and the other numbers of each rank on the steps shown, as they are stored", onclick: csv }, "csv"), " ",
+      el("button", { type: "button", cls: "link", title: "All charts as they are now", onclick: png }, "PNG")), problem);
 }
