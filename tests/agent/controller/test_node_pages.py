@@ -71,6 +71,36 @@ def test_events_arrive_as_they_happen(job):
         assert any(line.startswith(b"event: ") for line in lines)
 
 
+@pytest.mark.parametrize(
+    "path", ["api/../metrics", "api/%2e%2e/metrics", "api/%2E/run", "api//run", "graph/../metrics", "diagnosis/%2e%2e/"]
+)
+def test_a_path_that_leads_elsewhere_is_no_page(job, path):
+    _, controller, page = job
+
+    status, _, body = answer_of(controller, page + path)
+
+    assert (status, b"no such page" in body) == (404, True)
+
+
+def test_a_question_mark_within_a_path_begins_no_query(job):
+    node, controller, page = job
+
+    assert answer_of(controller, f"{page}api/lines%3Fnames=loss") == answer_of(node, "api/lines%3Fnames=loss")
+
+
+def test_open_pages_leave_the_controller_its_own_way_to_the_node(job):
+    node, controller, page = job
+    with contextlib.ExitStack() as opened:
+        for _ in range(8):
+            stream = opened.enter_context(urllib.request.urlopen(f"{controller.url}{page}events", timeout=60))
+            assert stream.readline()
+
+        assert answer_of(controller, f"{page}api/run")[0] == 200
+        assert controller.post(f"{page}api/commands", {"id": "a", "action": "dump"})[0] == 202
+        node.ranks[0].steps(3, 4)
+        wait_for(lambda: step_of(controller, rank=0) == 6, "the controller's own questions")
+
+
 def test_orders_need_the_token_and_reach_the_node(job):
     node, controller, page = job
     silence = {"rule": "loss-spike", "minutes": 5, "by": "ada", "series": "", "note": ""}
@@ -101,6 +131,32 @@ def test_what_a_browser_would_run_is_not_passed_on(make_controller, monkeypatch)
             assert (answer.code, answer.headers["location"]) == (307, f"http://{agent}/diagnosis/a/1/2?x=1")
 
 
+@pytest.mark.parametrize("status", [302, 401, 999])
+def test_a_status_that_tells_a_browser_nothing_of_the_data_is_not_passed_on(make_controller, monkeypatch, status):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    with serving_scripts() as agent:
+        controller = make_controller(discovery={"agents": [agent]}).ready()
+        wait_for(lambda: controller.get_json("api/v1/job")["runs"], "the report")
+
+        read, _, said = answer_of(controller, f"node/run/host/api/status/{status}")
+        ordered, answer = controller.post("node/run/host/api/commands", {"status": status})
+
+        assert (read, f"status {status}" in said.decode()) == (502, True)
+        assert (ordered, f"status {status}" in answer["detail"]) == (502, True)
+        assert answer_of(controller, "node/run/host/api/status/503")[0] == 503
+
+
+def test_an_answer_that_is_nested_too_deeply_is_none(make_controller, monkeypatch):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    with serving_scripts() as agent:
+        controller = make_controller(discovery={"agents": [agent]}).ready()
+        wait_for(lambda: controller.get_json("api/v1/job")["runs"], "the report")
+
+        status, answer = controller.post("node/run/host/api/commands", {"answer": "[" * 100_000})
+
+        assert (status, "nested too deeply" in answer["detail"]) == (502, True)
+
+
 class StayHere(urllib.request.HTTPRedirectHandler):
     """Follows nothing."""
 
@@ -109,14 +165,23 @@ class StayHere(urllib.request.HTTPRedirectHandler):
 
 
 class ScriptAgent(http.server.BaseHTTPRequestHandler):
-    """Tells of a rank, and answers everything else with a page that has a script."""
+    """Tells of a rank, answers as it is asked to, and everything else with a page that has a script."""
 
     def do_GET(self):
+        if self.path.startswith("/api/status/"):
+            return self.answer(int(self.path.rsplit("/", 1)[1]), "application/json", b"{}")
         report = {"run_id": "run", "attempt": 1, "host": "host", "world_size": 1, "steps_per_s": 1.0, "ranks": []}
         is_report = self.path == "/api/v1/ranks"
         body = json.dumps(report | {"alerts": [], "dumps": {}}).encode() if is_report else b"<script>alert(1)</script>"
-        self.send_response(200)
-        self.send_header("content-type", "application/json" if is_report else "text/html")
+        return self.answer(200, "application/json" if is_report else "text/html", body)
+
+    def do_POST(self):
+        order = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.answer(order.get("status", 200), "application/json", order.get("answer", "{}").encode())
+
+    def answer(self, status, media_type, body):
+        self.send_response(status)
+        self.send_header("content-type", media_type)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -137,6 +202,12 @@ def serving_scripts():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def step_of(controller, *, rank):
+    """Return the step on which the controller knows `rank` to be."""
+    (agent,) = controller.get_json("api/v1/job")["agents"]
+    return next(state["step"] for state in agent["ranks"] if state["rank"] == rank)
 
 
 def answer_of(server, path):

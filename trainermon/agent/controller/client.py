@@ -1,4 +1,7 @@
-"""Speaks to agents: bounded answers, no redirects, no proxies, one pool of kept connections.
+"""Speaks to agents: bounded answers, no redirects, no proxies, connections that are kept.
+
+What browsers look at has a pool of its own: an open page holds a connection for hours, and the controller's own
+questions and orders do not wait for it.
 
 aiohttp, because a round of 128 agents costs httpx 0.8 s of CPU and aiohttp 15 ms.
 """
@@ -13,7 +16,6 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -101,8 +103,8 @@ class AgentClient:
         self._ssl = _ssl_context(settings) if settings.https else None
         # Waiting for one's turn is no part of the time limit: agents that hang shall not make others seem to.
         self._turns = {"GET": asyncio.Semaphore(MAX_CONNECTIONS), "POST": asyncio.Semaphore(MAX_CONNECTIONS)}
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        self._session = _session(limit_per_host=4)
+        self._pages = _session(limit_per_host=0)
 
     async def get(self, target: AgentAddress, path: str) -> Any:
         """Send GET `path` to the agent `target`; return the parsed JSON.
@@ -127,13 +129,13 @@ class AgentClient:
         Up to 64 MiB and 55 s. Raises one of `FAULTS` if there is none.
         """
         timeout = aiohttp.ClientTimeout(total=PAGE_TIMEOUT_S)
-        async with self._sent("GET", target, path, b"", timeout) as reply:
+        async with self._pages.get(**self._asking("GET", target, path, b"", timeout)) as reply:
             return RawAnswer(reply.status, reply.content_type, await _read(reply, MAX_PAGE_ANSWER_BYTES))
 
     async def stream(self, target: AgentAddress, path: str) -> AsyncIterator[bytes]:
         """Send GET `path`; yield what comes, as it comes. Raises one of `FAULTS` when it ends otherwise than well."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=STREAM_PAUSE_S)
-        async with self._sent("GET", target, path, b"", timeout) as reply:
+        async with self._pages.get(**self._asking("GET", target, path, b"", timeout)) as reply:
             reply.raise_for_status()
             async for part in reply.content.iter_any():
                 yield part
@@ -141,15 +143,21 @@ class AgentClient:
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
+        await self._pages.close()
 
     async def _request(self, method: str, target: AgentAddress, path: str, body: bytes | None) -> tuple[int, Any]:
-        async with self._turns[method], self._sent(method, target, path, body or b"", self._timeout) as reply:
+        asking = self._asking(method, target, path, body or b"", self._timeout)
+        async with self._turns[method], self._session.request(method, **asking) as reply:
             content = await _read(reply, MAX_ANSWER_BYTES)
-        return reply.status, json.loads(content)
+        try:
+            return reply.status, json.loads(content)
+        except RecursionError:
+            raise ValueError("the answer is nested too deeply") from None
 
-    def _sent(
+    def _asking(
         self, method: str, target: AgentAddress, path: str, body: bytes, timeout: aiohttp.ClientTimeout
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> dict[str, Any]:
+        """Return what a request of either pool is made with."""
         url = URL(target.url + path)
         self._require_safe(url)
         token = self._token if target.token is None else target.token
@@ -158,16 +166,15 @@ class AgentClient:
             headers["Authorization"] = sign(token, method, url.raw_path_qs, body, now_s=time.time())
         if not self.keeps_connections:
             headers["Connection"] = "close"
-        return self._session.request(
-            method,
-            url,
-            data=body or None,
-            headers=headers,
-            allow_redirects=False,
-            ssl=self._ssl if self._ssl is not None else True,
-            server_hostname=self._server_name if self._ssl is not None else None,
-            timeout=timeout,
-        )
+        return {
+            "url": url,
+            "data": body or None,
+            "headers": headers,
+            "allow_redirects": False,
+            "ssl": self._ssl if self._ssl is not None else True,
+            "server_hostname": self._server_name if self._ssl is not None else None,
+            "timeout": timeout,
+        }
 
     def _require_safe(self, url: URL) -> None:
         if url.scheme == "http" and not self._speaks_plain_http and not _is_loopback(url.host or ""):
@@ -182,6 +189,11 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _session(*, limit_per_host: int) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=limit_per_host)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 async def _read(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
@@ -23,6 +24,9 @@ from trainermon.core.errors import TrainermonError
 ORDERS = frozenset({"commands", "acknowledgements", "silences"})
 DATA = frozenset({"application/json", "application/octet-stream", "text/csv", "text/plain"})
 """Media types that a browser does not run."""
+
+TELLING = frozenset({*range(200, 300), *range(400, 600)} - {401})
+"""Statuses of a node that are passed on: a redirect leads elsewhere, and a 401 blames the token of the browser."""
 
 
 def build_node_pages(fleet: AgentFleet, client: AgentClient) -> FastAPI:
@@ -46,6 +50,7 @@ def _add_data(app: FastAPI, fleet: AgentFleet, client: AgentClient) -> None:
             answer = await client.fetch(_address(fleet, request), _with_query(request, f"api/{path}"))
         except FAULTS as fault:
             raise _no_answer(fault) from None
+        _require_telling(answer.status)
         if answer.media_type not in DATA:
             raise HTTPException(502, f"the node answered with {answer.media_type!r}, expected data")
         return Response(answer.content, status_code=answer.status, media_type=answer.media_type)
@@ -65,6 +70,7 @@ def _add_orders(app: FastAPI, fleet: AgentFleet, client: AgentClient) -> None:
             status, answer = await client.post(_address(fleet, request), f"api/{path}", body)
         except FAULTS as fault:
             raise _no_answer(fault) from None
+        _require_telling(status)
         return json_answer(answer, status=status)
 
 
@@ -91,7 +97,16 @@ def _address(fleet: AgentFleet, request: Request) -> AgentAddress:
 
 
 def _with_query(request: Request, path: str) -> str:
+    """Return the decoded `path` as a node shall be asked for it; 404 for one that leads elsewhere than it says."""
+    if not {"", ".", ".."}.isdisjoint(path.removesuffix("/").split("/")):
+        raise HTTPException(404, "there is no such page")
+    path = quote(path)
     return f"{path}?{request.url.query}" if request.url.query else path
+
+
+def _require_telling(status: int) -> None:
+    if status not in TELLING:
+        raise HTTPException(502, f"the node answered with status {status}, expected data or an error")
 
 
 async def _events(client: AgentClient, target: AgentAddress) -> AsyncIterator[Any]:
