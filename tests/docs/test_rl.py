@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import types
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,27 @@ def folder(tmp_path_factory):
 
 def test_the_page_leads_through_every_command():
     assert {line.split()[2] for line in COMMANDS} == {"show", "compare", "config", "digest"}
+
+
+@pytest.mark.parametrize(("dtype", "equal"), [(torch.bfloat16, 2), (torch.float32, 0)])
+def test_the_first_example_accuses_nobody_whatever_type_the_engine_has(dtype, equal, tmp_path, monkeypatch):
+    trainer_side, engine_side = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]
+    loading = next(line for line in trainer_side.splitlines(keepends=True) if "load_weights" in line)
+    made, engine_model = Step(1), torch.nn.Linear(8, 8, dtype=dtype)
+    names: dict[str, Any] = {
+        "monitor": None, "batches": [None], "policy": torch.nn.Linear(8, 8), "engine_model": engine_model,
+        "engine": types.SimpleNamespace(load_weights=lambda named: engine_model.load_state_dict(dict(named))),
+        "ids": made.ids, "mask": made.mask, "engine_logprobs": made.rollout, "trainer_logprobs": made.train,
+    }  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+
+    exec(trainer_side.replace(loading, f"{loading}    {engine_side}"), names)
+    report = names["watch"].report(0)
+    names["watch"].close()
+
+    assert report.weights.engines == ("vllm-3",)
+    assert (report.weights.equal, report.weights.has_difference, report.causes) == (equal, False, ())
+    assert bool(report.weights.advice) == (not equal)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

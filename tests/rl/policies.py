@@ -101,7 +101,7 @@ class Step:
             self.rollout = np.where(prompt, 0.0, self.rollout)
             self.train = np.where(prompt, self.random.normal(-4, 1, self.train.shape), self.train)
 
-    def report(self, *, with_ids=True):
+    def report(self, *, with_ids=True, weights=None):
         ids = self.ids if with_ids else None
         tokens = pair(
             read_side(self.rollout, mask=self.mask, ids=ids, experts=self.experts * 0),
@@ -114,4 +114,5 @@ class Step:
             limits=Limits(),
             engines=self.engines,
             sampling=Sampling(temperature=self.temperature, top_p=self.top_p),
+            weights=weights,
         )

@@ -119,6 +119,21 @@ def test_a_greedy_engine_is_not_held_to_a_mean_ratio():
     assert "the engine is greedy: nothing was sampled, and the mean ratio says nothing" in reports[0].notes
 
 
+@pytest.mark.parametrize(
+    ("equal", "said"),
+    [(0, ", and the weights could not be compared."), (2, ", and 2 of 3 weights are known to be equal.")],
+)
+def test_weights_of_another_type_are_no_cause(equal, said):
+    names = ("a", "b", "c")[equal:]
+    check = WeightCheck(version=1, engines=("a",), equal=equal, uncompared=names, uncompared_types=("float32",))
+
+    report = Step(1).report(weights=check)
+
+    assert report.causes == ()
+    assert report.sentence.endswith(said)
+    assert report.notes[-1] == check.advice
+
+
 def test_equal_weights_leave_numerics():
     equal = WeightCheck(version=1, engines=("a",), equal=3)
     step = Step(1, "old weights")

@@ -90,6 +90,7 @@ def test_without_moments_nothing_is_said_of_quantised_weights():
     assert found.is_equal
     assert found.equal == 1
     assert len(found.uncompared) == 4
+    assert found.advice.endswith('rl.Watch(dtype="float8")')
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

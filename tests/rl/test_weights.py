@@ -161,13 +161,34 @@ def test_an_output_layer_that_is_not_tied_may_not_be_missing():
     assert check(sent, {n: t for n, t in sent.items() if n != "lm_head.weight"}).missing == ("lm_head.weight",)
 
 
-def test_another_type_is_not_called_other_numbers():
+@pytest.mark.parametrize("knows_sent", [True, False])
+def test_tensors_of_another_type_are_not_called_different(knows_sent):
     sent = weights()
     held = {name: tensor.float() for name, tensor in sent.items()}
 
-    assert {each.found for each in check(sent, held).differing} == {
-        "float32 there, sent as bfloat16; digest both as one type"
+    found = check(sent, held, knows_sent=knows_sent)
+
+    assert (found.equal, found.differing, found.has_difference, found.is_equal) == (0, (), False, False)
+    assert sorted(found.uncompared) == sorted(sent)
+    assert found.advice.endswith('rl.Watch(dtype="float32")')
+
+
+def test_tensors_of_another_type_do_not_hide_what_is_known_of_the_others():
+    sent = weights()
+    norm, zeros, moved = (
+        "model.layers.0.input_layernorm.weight",
+        "lm_head.weight",
+        "model.layers.1.mlp.down_proj.weight",
+    )
+    held = {**sent, norm: sent[norm].float(), zeros: torch.zeros(VOCAB, HIDDEN), moved: sent[moved].flip(0)}
+
+    found = check(sent, held)
+
+    assert {each.name: each.found for each in found.differing} == {
+        zeros: "all zeros",
+        moved: "the same numbers in rows of another order",
     }
+    assert (found.uncompared, found.uncompared_types, found.equal) == ((norm,), ("float32",), len(sent) - 3)
 
 
 def test_a_check_that_saw_no_tensor_does_not_pass():

@@ -257,7 +257,7 @@ def _context(case: Case) -> FoundCause:
 
 def _weights_differ(case: Case) -> Iterator[FoundCause]:
     check = case.weights
-    if check is None or check.is_equal:
+    if check is None or not check.has_difference:
         return
     names = [f"{each.name} ({each.engine}: {each.found})" for each in check.differing[:3]]
     names += [f"{name} (missing)" for name in check.missing[: 3 - len(names)]]
@@ -289,7 +289,7 @@ def _one_engine(case: Case) -> Iterator[FoundCause]:
 
 def _stale_cache(case: Case) -> Iterator[FoundCause]:
     """Cached keys and values of a prompt are of older weights: what comes first in the response feels it most."""
-    if case.weights is not None and not case.weights.is_equal:
+    if case.weights is not None and case.weights.has_difference:
         return
     span, factor = case.limits.cache_positions, case.limits.cache_factor
     size = np.abs(case.tokens.train - case.tokens.rollout)

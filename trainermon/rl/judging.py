@@ -137,8 +137,18 @@ def _sentence(case: Case, verdict: Verdict, causes: Sequence[FoundCause]) -> str
     size = f"mean |Δ| {case.measures.mean_abs:.3g} over {case.measures.tokens:,} tokens"
     if causes:
         return f"{_OPENING[verdict]}, {causes[0].cause}: {causes[0].evidence}."
-    weights = ", and the weights are equal" if case.weights is not None else ""
-    return f"{_OPENING[verdict]}: {size}, where rounding gives {case.floor.mean_abs:.3g}{weights}."
+    return f"{_OPENING[verdict]}: {size}, where rounding gives {case.floor.mean_abs:.3g}{_known_of(case.weights)}."
+
+
+def _known_of(weights: WeightCheck | None) -> str:
+    """Return what a sentence without a cause says of the weights."""
+    if weights is None:
+        return ""
+    if not weights.equal:
+        return ", and the weights could not be compared"
+    if weights.uncompared:
+        return f", and {weights.equal} of {weights.num_tensors} weights are known to be equal"
+    return ", and the weights are equal"
 
 
 _OPENING = {
@@ -255,4 +265,6 @@ def _notes(case: Case) -> tuple[str, ...]:
         notes.append(f"{case.tokens.num_nonfinite:,} tokens are left out: a log-probability is NaN or infinite")
     if case.floor.source == "dtype":
         notes.append("what rounding gives is a table's figure; again=, a second computation, measures it")
+    if case.weights is not None and case.weights.advice:
+        notes.append(case.weights.advice)
     return tuple(notes)

@@ -188,7 +188,7 @@ class WeightDifference:
     Attributes:
         name: The trainer's name; several, joined by ` + `, where the engine holds them as one.
         engine: The engine.
-        found: What was found instead, in words: another dtype, another size, values of an older version.
+        found: What was found instead, in words: all zeros, other numbers, values of an older version.
         version: The version that the engine's values are of; None: of no version that is known.
     """
 
@@ -209,7 +209,8 @@ class WeightCheck:
         differing: Those that are not.
         missing: Names that were sent, and that some engine has not.
         unexpected: Names that an engine has, and that were not sent.
-        uncompared: Names that an engine holds quantised, where one side took no moments.
+        uncompared: Names that an engine holds in another type than they were digested in when they were sent.
+        uncompared_types: The types in which engines hold these, as `float32`, sorted.
     """
 
     version: int
@@ -219,11 +220,34 @@ class WeightCheck:
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
+    uncompared_types: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
-        """Whether every tensor that was sent is there and equal."""
-        return bool(self.equal) and not self.differing and not self.missing
+        """Whether every tensor is there, and equal if it could be compared; False if none could."""
+        return bool(self.equal) and not self.has_difference
+
+    @property
+    def has_difference(self) -> bool:
+        """Whether a tensor is missing, or known to be another."""
+        return bool(self.differing or self.missing)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors, or groups that an engine holds as one, there are."""
+        return self.equal + len(self.differing) + len(self.missing) + len(self.uncompared)
+
+    @property
+    def advice(self) -> str:
+        """What makes the rest comparable; empty if all was compared."""
+        if not self.uncompared:
+            return ""
+        given = dict.fromkeys("float8" if name.startswith("float8") else name for name in self.uncompared_types)
+        wanted = " or ".join(f'dtype="{name}"' for name in given)
+        return (
+            f"{len(self.uncompared)} of {self.num_tensors} tensors were not compared: engines hold them as "
+            f"{', '.join(self.uncompared_types)}, and they were not sent as that; say so by rl.Watch({wanted})"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trainermon.rl.digest import TensorDigest, WeightDigest, added
 from trainermon.rl.names import NameMap
-from trainermon.rl.quantised import QUANTISED, TensorSums, added_moments, is_scale, is_within_steps
+from trainermon.rl.quantised import TensorSums, added_moments, is_scale, is_within_steps
 from trainermon.rl.values import WeightCheck, WeightDifference
 
 Shape = tuple[int, ...]
@@ -133,7 +133,7 @@ def check_weights(
     differing: list[WeightDifference] = []
     missing: list[str] = []
     unexpected: dict[str, None] = {}
-    uncompared: dict[str, None] = {}
+    uncompared: dict[str, str] = {}
     bad: set[str] = set()
     groups = fused(sent, name_map)
     for engine, held in engines.items():
@@ -148,7 +148,7 @@ def check_weights(
                         bad.update(group)
                     continue
                 if _cannot_compare(found, _together(group, sent)):
-                    uncompared.update(dict.fromkeys(group))
+                    uncompared.update(dict.fromkeys(group, found.dtype))
                     continue
                 difference = _difference(group, found, sent, older)
                 if difference is not None:
@@ -165,6 +165,7 @@ def check_weights(
         missing=tuple(missing),
         unexpected=tuple(unexpected),
         uncompared=tuple(uncompared),
+        uncompared_types=tuple(sorted(set(uncompared.values()))),
     )
 
 
@@ -175,9 +176,7 @@ def _difference(
     if found.moments is not None and wanted.moments is not None:
         is_same = is_within_steps(wanted.moments, found.moments)
         return None if is_same else ("other numbers than a quantisation gives, or another scale", None)
-    if found.dtype != wanted.dtype:
-        return f"{found.dtype} there, sent as {wanted.dtype}; digest both as one type", None
-    if found.total == wanted.total:
+    if found.dtype == wanted.dtype and found.total == wanted.total:
         is_same = None in (found.order, wanted.order) or found.order == wanted.order
         return None if is_same else ("the same numbers in rows of another order", None)
     for version in sorted(older, reverse=True):
@@ -194,8 +193,9 @@ def _together(names: Sequence[str], of: Mapping[str, Whole]) -> Whole:
 
 
 def _cannot_compare(found: Whole, wanted: Whole) -> bool:
-    """Return whether what is held is quantised, and one side took no moments."""
-    return found.dtype in QUANTISED and found.dtype != wanted.dtype and None in (found.moments, wanted.moments)
+    """Return whether the two are of different types, which tells nothing, unless only the engine's is all zeros."""
+    is_of_one_type = found.dtype == wanted.dtype or None not in (found.moments, wanted.moments)
+    return not is_of_one_type and (found.total != 0 or wanted.total == 0)
 
 
 def _is_tied(names: Sequence[str], sent: Mapping[str, Whole]) -> bool:

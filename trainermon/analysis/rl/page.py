@@ -134,8 +134,9 @@ def _weights(report: Report) -> str:
     check = report.weights
     if check is None:
         return ""
+    engines = text(", ".join(check.engines))
     head = (
-        f"<p>Version {check.version} in {text(', '.join(check.engines))}: {check.equal} tensors as they were sent.</p>"
+        f"<p>Version {check.version} in {engines}: {check.equal} of {check.num_tensors} tensors as they were sent.</p>"
     )
     rows = [(f"<code>{text(each.name)}</code>", text(each.engine), text(each.found)) for each in check.differing]
     rows += [(f"<code>{text(name)}</code>", "", "missing") for name in check.missing]

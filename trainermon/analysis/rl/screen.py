@@ -177,9 +177,8 @@ def _worst(report: Report, decode: Decode | None) -> Iterator[str]:
 
 
 def _weights(check: WeightCheck) -> Iterator[str]:
-    total = check.equal + len(check.differing) + len(check.missing) + len(check.uncompared)
     engines = printable(", ".join(check.engines))
-    yield f"  {'weights':<9}version {check.version}: {check.equal} of {total} tensors as sent, in {engines}"
+    yield f"  {'weights':<9}version {check.version}: {check.equal} of {check.num_tensors} tensors as sent, in {engines}"
     for each in check.differing[:SHOWN]:
         yield f"  {'':<9}{printable(each.name)} in {printable(each.engine)}: {each.found}"
     for name in check.missing[:SHOWN]:
@@ -188,7 +187,7 @@ def _weights(check: WeightCheck) -> Iterator[str]:
     if rest:
         yield f"  {'':<9}and {rest} more"
     if check.uncompared:
-        yield f"  {'':<9}quantised, and not compared (sent without dtype='float8'): {len(check.uncompared)} tensors"
+        yield f"  {'':<9}not compared, as they are of another type there: {len(check.uncompared)} tensors"
     if check.unexpected:
         yield f"  {'':<9}not sent, and there: {printable(', '.join(check.unexpected[:3]))}"
 
