@@ -129,28 +129,36 @@ PAGE = """
     from trainermon import TrainerMon
     from trainermon.monitor.session import agent_process
 
-    agent_process.PAGE_WAIT_S = 0.0
+    agent_process.PAGE_WAIT_S, agent_process.PAGE_LIMIT_S = 0.0, float(sys.argv[3])
     agent_process.launcher.start_agent = lambda spool: None
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with TrainerMon({"agent": {"wait_s": 0}}) as monitor:
         monitor.set_monitor(model, optimizer, start_iteration=100)
         [spool] = Path(sys.argv[1]).iterdir()
-        for step in range(14):
+        for step in range(15):
             if str(step) == sys.argv[2]:
                 (spool / "agent.status.json").write_text(json.dumps({"url": "http://127.0.0.1:9461/"}))
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
-            print("step", step, file=sys.stderr, flush=True)
+            if step < 14:
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                print("step", step, file=sys.stderr, flush=True)
 """
+ADDRESS = "page http://127.0.0.1:9461  metrics http://127.0.0.1:9461/metrics"
 
 
 @pytest.mark.parametrize(
-    ("known_at", "line", "after"),
-    [("4", "page http://127.0.0.1:9461  metrics http://127.0.0.1:9461/metrics", 3), ("-1", "no page yet", 8)],
+    ("known_at", "limit_s", "line", "after"),
+    [
+        ("4", "0", ADDRESS, 3),
+        ("-1", "0", "no page yet", 8),
+        ("12", "3600", ADDRESS, 11),  # more than ten steps, in less time than a busy machine needs to start the agent
+        ("14", "0", ADDRESS, 13),  # it was given up, and is told at the end
+        ("14", "3600", ADDRESS, 13),
+    ],
 )
-def test_the_page_is_told_when_it_is_known_or_at_step_10_where_to_look(places, known_at, line, after):
-    command = [sys.executable, "-c", textwrap.dedent(PAGE), str(places[0]), known_at]
+def test_the_page_is_told_when_it_is_known_or_in_time_where_to_look(places, known_at, limit_s, line, after):
+    command = [sys.executable, "-c", textwrap.dedent(PAGE), str(places[0]), known_at, limit_s]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
 
     [number] = [number for number, text in enumerate(said) if line in text]

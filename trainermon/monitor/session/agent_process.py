@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ logger = logging.getLogger("trainermon")
 
 STATUS_FILE = "agent.status.json"
 PAGE_WAIT_S = 3.0
+PAGE_STEPS = 10
+PAGE_LIMIT_S = 60.0
+"""After so many steps and seconds, whichever is later, the log says where the page will be; no more until the end."""
 POLL_S = 0.02
 JOURNAL_BYTES_PER_ROW = 8 * len(STATISTICS) + 4
 STORED_BYTES_PER_ROW = 20
@@ -34,7 +37,7 @@ class AgentProcess:
         files: The rank's journal and control page.
 
     Attributes:
-        is_page_awaited: Whether the address of the page is not told yet.
+        is_page_awaited: Whether the address of the page is still looked for between steps.
     """
 
     def __init__(self, run: RunIdentity, coordinates: Coordinates, files: RankSpool) -> None:
@@ -42,6 +45,8 @@ class AgentProcess:
         self._coordinates = coordinates
         self._files = files
         self.is_page_awaited = False
+        self._is_page_told = False
+        self._started_at = time.monotonic()
 
     def start(self, config: MonitorConfig, rows: int, *, kernel: str, edits: Path | None) -> None:
         """Write the agent's settings, start it if `config` says so, and log the address of its page.
@@ -69,30 +74,28 @@ class AgentProcess:
         if not config.agent.start:
             return
         launcher.start_agent(self._files.directory)
-        status = self._wait_for_status(lambda status: bool(status.get("url")), PAGE_WAIT_S)
-        if status:
-            _log_page(status)
-        else:
+        self._started_at = time.monotonic()
+        if not self._tells_page(PAGE_WAIT_S):
             self.is_page_awaited = True
             logger.info("the agent is not up after %.0f s; the address of its page follows", PAGE_WAIT_S)
 
-    def tell_page(self, *, is_last: bool) -> None:
-        """Log the address of the page if the agent has one by now; if not, and it `is_last`, where to look for it.
+    def tell_page(self, num_steps: int) -> None:
+        """Log the address of the page if the agent has one by now, `num_steps` after the start.
 
-        Reads a small file on this node. `is_page_awaited` says whether there is still something to tell.
+        If not, and that is `PAGE_STEPS` and `PAGE_LIMIT_S` ago, log where to look for it. Reads a small file on this
+        node. `is_page_awaited` says whether there is still something to tell.
         """
-        status = self._wait_for_status(lambda status: bool(status.get("url")), 0.0)
-        self.is_page_awaited = not (status or is_last)
-        if status:
-            _log_page(status)
-        elif is_last:
+        is_last = num_steps >= PAGE_STEPS and time.monotonic() >= self._started_at + PAGE_LIMIT_S
+        is_told = self._tells_page(0.0)
+        self.is_page_awaited = not (is_told or is_last)
+        if is_last and not is_told:
             log = self._run.directory / "nodes" / "*" / "agent.log"
             logger.warning("the agent has no page yet; %s says why, and later where it is: grep page", log)
 
     def wait(self, config: AgentConfig) -> None:
         """Wait until the agent has stored everything that this rank wrote, as long as `config` allows.
 
-        The journal may be closed by then.
+        Logs the address of the page if that has not been told. The journal may be closed by then.
         """
         written = self._files.journal.cursor
         rank = str(self._coordinates.rank)
@@ -109,6 +112,8 @@ class AgentProcess:
                 config.wait_s,
                 self._run.directory,
             )
+        if not self._is_page_told:
+            self._tells_page(0.0)
 
     def empty_outbox(self, config: AgentConfig) -> None:
         """Move the dumps that no agent has delivered to the run directory.
@@ -125,6 +130,14 @@ class AgentProcess:
                 self._files.directory,
             )
 
+    def _tells_page(self, limit_s: float) -> bool:
+        """Log the address of the page if the agent has one within `limit_s`; return whether it has."""
+        status = self._wait_for_status(lambda status: bool(status.get("url")), limit_s)
+        if status:
+            logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
+            self._is_page_told = True
+        return self._is_page_told
+
     def _wait_for_status(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> dict[str, Any] | None:
         deadline = time.monotonic() + limit_s
         while True:
@@ -138,10 +151,6 @@ class AgentProcess:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(POLL_S)
-
-
-def _log_page(status: Mapping[str, Any]) -> None:
-    logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
 
 
 def _not_estimated(config: MonitorConfig) -> str:

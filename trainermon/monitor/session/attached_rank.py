@@ -35,8 +35,6 @@ from trainermon.monitor.session.script_values import ScriptValues
 logger = logging.getLogger("trainermon")
 
 MAX_TRACEBACK = 16_384
-PAGE_STEPS = 10
-"""After so many steps at the latest the log says where the page is."""
 
 _PHASES: Mapping[str, Phase] = MappingProxyType(
     {"setup": Phase.SETUP, "checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION}
@@ -294,7 +292,7 @@ class AttachedRank(abc.ABC):
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         if self._agent.is_page_awaited:
-            self._agent.tell_page(is_last=step >= self._first_step + PAGE_STEPS)
+            self._agent.tell_page(step - self._first_step)
         self._poll_commands(step, self._files.page.epoch())
 
     def _poll_commands(self, step: int, epoch: int) -> None:
