@@ -94,6 +94,8 @@ def test_a_run_file_that_others_may_write_is_not_believed(tmp_path):
 def test_several_ranks_without_anything_to_agree_through_are_refused(tmp_path):
     with pytest.raises(AttachError, match="init_process_group before set_monitor, or set TRAINERMON_RUN_ID"):
         name_run(Coordinates(world_size=2), output_dir=str(tmp_path), environ={})
+    with pytest.raises(AttachError, match=r"no store.* cannot agree on a run id: set TRAINERMON_RUN_ID"):
+        name_run(Coordinates(world_size=2), output_dir=str(tmp_path), environ={}, has_store=False)
 
 
 @pytest.mark.extras

@@ -91,7 +91,7 @@ def name_run(
         return _new_attempt(root, given or _fresh_run_id())
     dist = _initialised_distributed() if has_store else None
     if dist is None:
-        return _run_from_environment(root, given, environ)
+        return _run_from_environment(root, given, environ, has_store=has_store)
     # the store of the default group: public as an argument of init_process_group, private to read back
     store = dist.distributed_c10d._get_default_store()
     key = f"trainermon/run/{number}"
@@ -160,11 +160,12 @@ def _known_attempts(directory: Path) -> int:
         raise ConfigError(f"{path} cannot be read ({error}): remove the folder or choose another run_id") from error
 
 
-def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, str]) -> RunIdentity:
+def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, str], *, has_store: bool) -> RunIdentity:
     if given is None:
+        why = "torch.distributed is not initialised" if has_store else "no store for them to meet in"
+        advice = "call init_process_group before set_monitor, or set" if has_store else "set"
         raise AttachError(
-            "several ranks (WORLD_SIZE is set) but torch.distributed is not initialised, so they cannot agree on a "
-            "run id: call init_process_group before set_monitor, or set TRAINERMON_RUN_ID"
+            f"several ranks, but {why}, so they cannot agree on a run id: {advice} TRAINERMON_RUN_ID, the same on all"
         )
     attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
     return RunIdentity(run_id=given, attempt=attempt, directory=root / given)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mindspore
-from mindspore.communication import GlobalComm, get_group_size, get_rank
+from mindspore.communication import GlobalComm, get_group_size, get_local_rank, get_local_rank_size, get_rank
 
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.environment.variables import allowed_settings
@@ -25,19 +25,17 @@ def find_coordinates(groups: Mapping[str, Any], environ: Mapping[str, str] = os.
     """
     if GlobalComm.INITED:
         rank, world_size = get_rank(), get_group_size()
+        local_rank, local_world_size = get_local_rank(), get_local_rank_size()
     else:
         rank, world_size = int(environ.get("RANK_ID", "0")), int(environ.get("RANK_SIZE", "1"))
+        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+        local_rank = int(environ.get("LOCAL_RANK", rank % local_world_size))
     axes: dict[str, int] = {"dp": rank, "dp_size": world_size}
     for axis, group in groups.items():
         if group is not None and GlobalComm.INITED:
             axes |= {axis: get_rank(group), f"{axis}_size": get_group_size(group)}
-    local_world_size = int(environ.get("MS_WORKER_NUM_LOCAL", environ.get("LOCAL_WORLD_SIZE", world_size)))
     return Coordinates(
-        rank=rank,
-        world_size=world_size,
-        local_rank=int(environ.get("LOCAL_RANK", rank % local_world_size)),
-        local_world_size=local_world_size,
-        **axes,
+        rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size, **axes
     )
 
 

@@ -235,9 +235,13 @@ class CellLoop:
             stacks=config.stack_info,
         )
         self._optimizer_taps = OptimizerTaps(
-            parts.training, config, self.collector, parts.guard, is_alone=parts.is_alone
+            parts.training,
+            config,
+            self.collector,
+            parts.guard,
+            is_alone=parts.is_alone,
+            micro_steps=self._num_micro_steps,
         )
-
         self._signs_reader = None
         self._signs = parts.signs(self._make_signs_reader, config.gradient_signs)
 

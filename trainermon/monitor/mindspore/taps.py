@@ -158,9 +158,10 @@ class OptimizerTaps:
         collector: Takes the rows.
         guard: Contains errors of the hooks of single backwards.
         is_alone: Whether no other rank holds a share of the gradients: what is reduced is also unreduced then.
+        micro_steps: Backwards per step. Of several there is no unreduced gradient of the step, only of each backward.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it watches, and whom it tells
         self,
         training: CellTraining,
         config: MonitorConfig,
@@ -168,6 +169,7 @@ class OptimizerTaps:
         guard: PlainFaultGuard,
         *,
         is_alone: bool,
+        micro_steps: int,
     ) -> None:
         self._training = training
         self._config = config
@@ -177,6 +179,7 @@ class OptimizerTaps:
         self._series: dict[tuple[Kind, str], list[int]] = {}
         self._unreduced = self._numbers(Kind.GRAD_UNREDUCED) if is_alone and config.wg_distribution else []
         self._reduced = self._numbers(Kind.GRAD_REDUCED) if config.wg_distribution else []
+        self._keeps_local = config.wg_distribution and not is_alone and micro_steps == 1
         self._updates = UpdateTaps(training, self._chosen, collector) if config.ur_distribution else None
         self._handles: list[hooks.HookHandle] = []
         self._backwards: dict[int, int] = {}
@@ -188,8 +191,8 @@ class OptimizerTaps:
         return self._reduced
 
     def attach(self) -> None:
-        """Hook the gradients of single backwards, if they are asked for."""
-        if self._config.monitor_mbs_grad:
+        """Hook the gradients of single backwards, if they are asked for, or are reduced before the optimizer's call."""
+        if self._config.monitor_mbs_grad or self._keeps_local:
             for i in self._chosen:
                 parameter = self._training.parameters[i]
                 self._handles.append(hooks.on_gradient(parameter.tensor, self._guard.wrap(self._added, parameter)))
@@ -291,8 +294,12 @@ class OptimizerTaps:
     def _added(self, parameter: CellParameter, gradient: Tensor) -> None:
         micro_step = self._backwards.get(id(parameter), 0)
         self._backwards[id(parameter)] = micro_step + 1
-        key = parameter.key(Kind.GRAD_UNREDUCED, micro_step=micro_step)
-        self._collector.take((self._collector.table.id_of(key, parameter.owned),), (gradient,))
+        numbers = [None] * self._keeps_local + [micro_step] * self._config.monitor_mbs_grad
+        keys = [parameter.key(Kind.GRAD_UNREDUCED, micro_step=number) for number in numbers]
+        first, *others = [self._collector.table.id_of(key, parameter.owned) for key in keys]
+        row = self._collector.take((first,), (gradient,))
+        for series in others:
+            self._collector.share(series, row)
 
 
 def direction_row(gradient: npt.NDArray[Any], moment: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
