@@ -148,7 +148,7 @@ def test_a_posted_command_reaches_the_ranks_once(make_run):
 
     status, accepted = run.post("api/commands", {"id": "m1", "action": "dump"})
     assert (status, accepted["status"], accepted["ranks"]) == (202, "accepted", [0, 1])
-    assert accepted["command"]["first_step"] == 13  # ahead of the fastest rank
+    assert accepted["command"]["first_step"] >= 13  # ahead of the fastest rank
     assert run.post("api/commands", {"id": "m2", "action": "dump", "ranks": [1]})[0] == 202
     many = {"id": "m5", "action": "dump", "ranks": [1] * 100_000}
     assert run.post("api/commands", many)[1]["ranks"] == [1]

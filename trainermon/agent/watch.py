@@ -105,8 +105,15 @@ class RankWatch:
                 gone.append(rank)
             state.alive = alive
             self._read_beat(state, now_s)
-        self._pace.append((now_s, max(self.steps.values(), default=0)))
+        self._note_pace(now_s)
         return gone
+
+    def _note_pace(self, now_s: float) -> None:
+        newest = max(self.steps.values(), default=-1)
+        if newest < 0:  # a run that resumes has not made the steps before its first
+            self._pace.clear()
+        else:
+            self._pace.append((now_s, newest))
 
     def margin(self, reach_s: float, *, at_least: int) -> int:
         """Return how many steps ahead of the newest one is at least `reach_s` seconds away at the present pace.

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainermon.agent.orders.answers import OrderAnswer, OrderStatus
 from trainermon.agent.orders.commands import CommandBook, ConflictError, parse_command, require_possible
+from trainermon.agent.orders.reconfigure import REACH_S
 from trainermon.agent.reactions import Reactions
 from trainermon.agent.watch import RankWatch
 from trainermon.core.errors import ConfigError
@@ -18,7 +19,8 @@ class OrderDesk:
         commands: The commands given before.
         watch: Which ranks live, and on which step.
         reactions: Know the number of the attempt.
-        margin_steps: How many steps ahead a command without a first step begins.
+        margin_steps: How many steps ahead a command without a first step begins; more for steps that are so fast that
+            ranks could not have read it by then.
     """
 
     def __init__(self, commands: CommandBook, watch: RankWatch, reactions: Reactions, *, margin_steps: int) -> None:
@@ -43,7 +45,7 @@ class OrderDesk:
         ranks = body.pop("ranks", None) if isinstance(body, dict) else None
         steps = self._watch.steps
         known = book.first_step(str(body.get("id"))) if isinstance(body, dict) else None
-        soon = max(steps.values(), default=0) + self._margin_steps
+        soon = max(steps.values(), default=0) + self._watch.margin(REACH_S, at_least=self._margin_steps)
         command = parse_command(body, next_step=soon if known is None else known)
         chosen: list[int] = []
         if known is None:
