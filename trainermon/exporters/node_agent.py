@@ -26,10 +26,12 @@ class LocalAgent:
     Attributes:
         url: Where it listens, `http://…` or `https://…`.
         run_dir: The run directory that it writes.
+        has_finished: Whether every rank has ended and all is stored; it waits for a restarted job then.
     """
 
     url: str
     run_dir: Path
+    has_finished: bool = False
 
     def ask(
         self, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None, data: bytes | None = None
@@ -69,7 +71,7 @@ def find_agent(run: str | os.PathLike[str], root: Path | None = None) -> LocalAg
         is_web = url.startswith(("http://", "https://"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return LocalAgent(url.rstrip("/"), output) if is_web else None
+    return LocalAgent(url.rstrip("/"), output, status.get("state") == "finished") if is_web else None
 
 
 def _own() -> ssl.SSLContext:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,14 @@ import numpy as np
 import pytest
 
 from tests.dashboards.stored_runs import StoredCurves, add_segment, alert_of, store_run
+from trainermon.agent.lifecycle.lock import AgentStatus, write_status
 from trainermon.agent.runs import facts, run_list
 from trainermon.agent.runs.facts import NewestRows, RunFacts
 from trainermon.agent.runs.folder import find_places
 from trainermon.agent.runs.run_list import SILENT_S, RunList
+from trainermon.agent.web.listener import TARGETS_FILE
 from trainermon.core.values import AlertState, Severity
+from trainermon.exporters.discovery import write_targets
 
 
 def listed(*opened: Path, now_s: float = 2e9) -> dict[str, RunFacts]:
@@ -64,6 +68,28 @@ def test_agent_that_has_not_ended_is_running_or_silent(tmp_path: Path, age_s: fl
     store_run(tmp_path / "up", StoredCurves.made(10), is_up=True)
 
     assert listed(tmp_path, now_s=1.79e9 + 4.0 + age_s)["up"].state == state
+
+
+@pytest.mark.parametrize("agent", ["running", "draining", "finished"])
+@pytest.mark.parametrize("is_other_up", [False, True])
+def test_agent_of_this_machine_says_itself_whether_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str, is_other_up: bool
+) -> None:
+    run = store_run(tmp_path / "runs" / "run", StoredCurves.made(10), is_up=is_other_up)
+    here = run / "nodes" / socket.gethostname() / TARGETS_FILE
+    here.parent.mkdir()
+    write_targets(here, "here:1", {})
+    spool = tmp_path / "spool"
+    (spool / "run").mkdir(parents=True)
+    write_status(
+        spool / "run", AgentStatus(pid=1, run_id="run", state=agent, output=str(run), url="http://127.0.0.1:1/")
+    )
+    monkeypatch.setenv("TRAINERMON_SPOOL", str(spool))
+
+    facts = listed(tmp_path / "runs", now_s=1.79e9 + 5)["run"]
+
+    assert facts.state == ("finished" if agent == "finished" and not is_other_up else "running")
+    assert facts.page == "http://127.0.0.1:1"
 
 
 def test_broken_runs_stand_beside_sound_ones_with_what_is_wrong(tmp_path: Path) -> None:

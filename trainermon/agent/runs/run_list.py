@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,15 +76,17 @@ class RunList:
         """Return the facts with what depends on the time, and on agents of this machine."""
         facts = known.facts
         agent = find_agent(facts.path)
-        is_own = agent is not None and agent.run_dir.resolve() == Path(facts.path).resolve()
-        page = agent.url if agent is not None and is_own else None
-        is_up = page is not None or any(map(announces, known.files.targets))
+        if agent is not None and agent.run_dir.resolve() != Path(facts.path).resolve():
+            agent = None
+        # What the agent here says of itself is newer than its address, which stands until it ends.
+        told = [path for path in known.files.targets if agent is None or path.parent.name != socket.gethostname()]
+        is_up = (agent is not None and not agent.has_finished) or any(map(announces, told))
         seen_s = max(facts.last_time_s or 0.0, facts.started_s or 0.0)
         if is_up:
             state = "running" if self._clock() - seen_s < SILENT_S else "silent"
         else:
             state = "finished" if known.files.newest else "empty"
-        return dataclasses.replace(facts, state=state, page=page)
+        return dataclasses.replace(facts, state=state, page=agent.url if agent else None)
 
 
 def _newest_first(facts: RunFacts) -> tuple[float, str]:

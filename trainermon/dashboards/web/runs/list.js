@@ -12,9 +12,9 @@ const MOST_CHOSEN = 32;
 const STATES = [["all", "all"], ["running", "running"], ["finished", "finished"], ["alerts", "with alerts"], ["problem", "with problems"]];
 /** @type {Record<string, string>} */
 const STATE_TITLES = {
-  running: "Its agent has not ended.",
+  running: "Its ranks train, or its agent stores what they left.",
   silent: "Its agent has not said that it ends, but has stored nothing for five minutes: it was killed, or its node is gone.",
-  finished: "Its agent has stored everything and has ended.",
+  finished: "Its ranks have ended, and all that they left is stored.",
   empty: "No step was stored.",
 };
 /** @type {[string, string, (run: RunEntry) => string | number][]} */
