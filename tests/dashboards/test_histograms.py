@@ -18,6 +18,7 @@ from trainermon.core.values import BIN_BOUNDS
 pytestmark = pytest.mark.server
 
 NUM_STEPS = 12
+LEGEND = 22  # height of what stands below the chart, in CSS pixels
 ROW = GRADIENTS[1]
 
 
@@ -41,7 +42,7 @@ def told_under(page: Page, *, step: int, height: float) -> list[str]:
     size = plot.bounding_box()
     assert size is not None
     x = LEFT + (step - 0.5) / NUM_STEPS * (size["width"] - LEFT - RIGHT)
-    plot.hover(position=Position(x=x, y=size["height"] * (1 - height) - 1))
+    plot.hover(position=Position(x=x, y=(size["height"] - LEGEND) * (1 - height) - 1))
     expect(page.locator(".tip-head")).to_have_text(f"step {step}")
     return page.locator(".tip > div").all_inner_texts()
 
@@ -59,6 +60,7 @@ def test_the_chart_tells_what_is_in_each_bin(serve: Serve, open_page: OpenPage, 
     chart = page.locator(".track", has_text="Distribution")
     expect(chart.locator(".hint").first).to_contain_text(f"{ROW.label}, gradients, reduced")
     expect(chart.locator(".hint").first).to_contain_text("12 histograms")
+    expect(chart.locator(".readout")).to_have_text(f"bars: step {NUM_STEPS}, 0 % zero")
     if width < 1100:
         return
     seen = {}
@@ -66,6 +68,7 @@ def test_the_chart_tells_what_is_in_each_bin(serve: Serve, open_page: OpenPage, 
         _, text, *_ = told_under(page, step=5, height=float(height))
         bounds, _, counted = text.rpartition(": ")
         seen[bounds] = counted
+    expect(chart.locator(".readout")).to_have_text("bars: step 5, 0 % zero")
     expected = truth(5)
     for bounds, counted in seen.items():
         low, high = (0.0, 0.0) if bounds == "zero" else map(number, bounds.split(" to "))

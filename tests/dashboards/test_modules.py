@@ -12,6 +12,9 @@ from playwright.sync_api import Browser, Page
 
 from tests.dashboards.fake_agent import serving
 from tests.dashboards.fake_run import Run
+from trainermon.core.values import BIN_BOUNDS, NUM_BINS
+from trainermon.exporters.store.curves import CurveQuery
+from trainermon.exporters.store.histograms import StepHistograms, encode_histograms
 
 pytestmark = pytest.mark.server
 
@@ -217,3 +220,38 @@ def test_values_are_written_short(page: Page, value: float, text: str) -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (680, "680 B"), (37_800, "37.8 kB"), (5_000_000, "5.00 MB")])
 def test_bytes_are_written_in_one_way(page: Page, count: int, text: str) -> None:
     assert call(page, "scales", "m.formatBytes(a)", count) == text
+
+
+def test_zeros_and_what_is_not_finite_do_not_set_the_scale_of_a_distribution(page: Page) -> None:
+    counts = np.zeros((2, NUM_BINS), np.int64)
+    zero, not_finite = BIN_BOUNDS.index((0.0, 0.0)), NUM_BINS - 1
+    counts[0, [zero, 30, 100]] = 70, 10, 20
+    counts[1, [not_finite, 0, NUM_BINS - 2]] = 60, 25, 15
+    frame = encode_histograms(StepHistograms(np.arange(2), np.arange(2), counts), CurveQuery(heat_map="a", row="b"))
+    page.route("**/made", lambda route: route.fulfill(body=frame))
+
+    found = call(page, "api", "m.getHistograms('/made')")
+
+    assert found["largest"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "text"),
+    [
+        ("h.0.attn.weight", 15, "h.0.attn.weight"),
+        ("model.layers.11.self_attn.q_proj.weight", 38, "11.self_attn.q_proj.weight"),
+        ("model.layers.11.self_attn.q_proj.weight", 20, "11.self_attn.q_proj"),
+        ("model.layers.11.self_attn.q_proj.weight", 12, "11…q_proj"),
+        ("model.layers.11.self_attn.q_proj.weight", 8, "11…_proj"),
+        ("model.layers.11.self_attn.q_proj.bias", 12, "11…proj.bias"),
+        ("model.layers.11", 8, "11"),
+        ("embed_tokens.weight", 10, "…ns.weight"),
+        ("embed_tokens", 8, "…_tokens"),
+        ("model.layers.11.self_attn.q_proj.weight", 3, "…ht"),
+    ],
+)
+def test_a_short_name_of_a_row_keeps_layer_and_end(page: Page, name: str, width: int, text: str) -> None:
+    """A character is as wide as any other here."""
+    canvas = "{measureText: (text) => ({width: text.length})}"
+
+    assert call(page, "heat/labels", f"m.fitText({canvas}, a.name, a.width)", {"name": name, "width": width}) == text

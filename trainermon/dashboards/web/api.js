@@ -160,8 +160,10 @@ export async function getHistograms(path) {
   const [begin, length, bins] = [4 + size, header.size, header.bounds.length];
   const counts = new Float64Array(buffer, begin + 16 * length, bins * length);
   const totals = Float64Array.from({ length }, (_, at) => counts.subarray(at * bins, (at + 1) * bins).reduce((sum, count) => sum + count, 0));
+  // Exact zeros, and what is not finite, are no part of a distribution: next to most zeros, the rest would be one colour.
+  const isRange = header.bounds.map((/** @type {(number | null)[]} */ [low, high]) => low !== high);
   let largest = 0;
-  for (let k = 0; k < counts.length; k++) largest = Math.max(largest, counts[k] / totals[Math.floor(k / bins)]);
+  for (let k = 0; k < counts.length; k++) if (isRange[k % bins]) largest = Math.max(largest, counts[k] / totals[Math.floor(k / bins)] || 0);
   return {
     first: new Float64Array(buffer, begin, length), last: new Float64Array(buffer, begin + 8 * length, length), counts, totals, largest,
     low: header.bounds.map((/** @type {(number | null)[]} */ [low]) => low ?? -Infinity),

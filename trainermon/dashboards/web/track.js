@@ -18,7 +18,7 @@ const DRAG_PIXELS = 4;
  * @param {number} width
  */
 function gutters(width) {
-  if (width < 560) return { left: 50, right: 47 };
+  if (width < 560) return { left: 78, right: 47 };
   return width < 1100 ? { left: 132, right: 66 } : { left: 168, right: 84 };
 }
 

@@ -159,7 +159,7 @@ export interface CurveLine {
 
 /**
  * The histograms of a row: `first` and `last` step of each, `counts` of its bins, step by step, their sum (`totals`), the
- * largest share that any bin has, and the bounds of the bins in ascending order.
+ * largest share that any bin has but those of zero and of what is not finite (0: none), and the bounds of the bins in ascending order.
  */
 export interface Histograms {
   first: Float64Array;

@@ -1,5 +1,6 @@
 // How the elements of one row are distributed, over the steps: columns of steps, a line for each sign and power of two,
-// the share of the elements as colour. Beside it, in the gutter, the distribution at one step as bars.
+// the share of the elements as colour. Beside it, in the gutter, the distribution at one step as bars. Below, what the
+// colours mean, and the step of the bars.
 
 import { css } from "../colour.js";
 import { formatStep, formatTicks, formatValue } from "../scales.js";
@@ -12,6 +13,8 @@ const BINS = 128;
 const ZERO = 63;
 const NOT_FINITE = 127;
 const TOP = 8;
+const BOTTOM = 22;
+const RAMP = 120;
 const LEAST_SHARE = 1e-6;
 const TICK_PIXELS = 16;
 
@@ -42,14 +45,19 @@ export class DensityChart extends Track {
     return [first[at], Math.max(last[at] + 1, Math.min(first[at + 1] ?? Infinity, first[at] + usual))];
   }
 
+  /** Height of the chart without what stands below it. */
+  get #inner() {
+    return this.height - BOTTOM;
+  }
+
   /** Height of a line of the chart. */
   get #tall() {
-    return (this.height - TOP) / Math.max(1, this.bins.length);
+    return (this.#inner - TOP) / Math.max(1, this.bins.length);
   }
 
   /** @param {number} line */
   #y(line) {
-    return this.height - (line + 1) * this.#tall;
+    return this.#inner - (line + 1) * this.#tall;
   }
 
   /** @param {number} step */
@@ -82,16 +90,17 @@ export class DensityChart extends Track {
    */
   paint(context, box) {
     context.fillStyle = theme.plot;
-    context.fillRect(box.left, 0, box.width, this.height);
+    context.fillRect(box.left, 0, box.width, this.#inner);
     const { data } = this;
     if (!data?.first.length) return;
     context.save();
     context.beginPath();
-    context.rect(box.left, 0, box.width, this.height);
+    context.rect(box.left, 0, box.width, this.#inner);
     context.clip();
     for (let at = 0; at < data.first.length; at++) this.#paintColumn(context, box, at);
     context.restore();
     this.#paintAxis(context, box);
+    this.#paintLegend(context, box);
     this.#paintBars(context, box, this.#at(this.view.range[1]));
   }
 
@@ -110,6 +119,7 @@ export class DensityChart extends Track {
     this.bins.forEach((bin, line) => {
       const share = this.#share(at, bin);
       if (!share) return;
+      // Zero may be more than all that the scale covers.
       const strength = Math.min(1, Math.max(0, this.#strength(share)));
       context.fillStyle = css(colours[Math.round(strength * (colours.length - 1))]);
       const y = this.#y(line);
@@ -151,14 +161,40 @@ export class DensityChart extends Track {
         if (line < 0 || !Number.isFinite(data.low[this.bins[line]]) || !Number.isFinite(data.high[this.bins[line]])) continue;
         const [near, far] = [data.low[this.bins[line]], data.high[this.bins[line]]].map((bound) => Math.log2(Math.abs(bound)));
         const y = this.#y(line) + this.#tall * (1 - (Math.log2(Math.abs(value)) - near) / (far - near));
-        if (y > 6 && y < this.height - 4 && found.every((other) => Math.abs(other.y - y) >= TICK_PIXELS)) found.push({ value, y });
+        if (y > 6 && y < this.#inner - 4 && found.every((other) => Math.abs(other.y - y) >= TICK_PIXELS)) found.push({ value, y });
       }
     }
     return found;
   }
 
   /**
-   * One step's distribution as bars in the gutter.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   */
+  #paintLegend(context, box) {
+    if (!this.data) return;
+    const [y, least, most] = [this.#inner + 7, this.log ? LEAST_SHARE : 0, this.data.largest || 1];
+    const isOver = this.data.first.some((_, at) => this.#share(at, ZERO) > most);
+    const colours = theme.maps.sequential;
+    const [name, ramp] = box.width > 3 * RAMP ? ["share of the elements", RAMP] : ["share", RAMP / 2];
+    let x = box.left;
+    /** @param {string} text */
+    const write = (text) => (context.fillText(text, x, y + 5), (x += context.measureText(text).width + 8));
+    context.textAlign = "left";
+    context.fillStyle = theme.muted;
+    write(name);
+    write(percent(least));
+    for (let k = 0; k < ramp; k++) {
+      context.fillStyle = css(colours[Math.round((k / (ramp - 1)) * (colours.length - 1))]);
+      context.fillRect(x + k, y, 1.5, 9);
+    }
+    x += ramp + 8;
+    context.fillStyle = theme.muted;
+    write(`${percent(most)}${isOver ? " or more" : ""}`);
+  }
+
+  /**
+   * One step's distribution as bars in the gutter, and which step it is.
    * @param {CanvasRenderingContext2D} context
    * @param {Box} box
    * @param {number} at
@@ -166,13 +202,17 @@ export class DensityChart extends Track {
   #paintBars(context, box, at) {
     if (at < 0 || !this.data) return;
     const room = box.outer - box.right - 8;
-    const largest = Math.max(...this.bins.map((bin) => this.#share(at, bin))) || 1;
+    const largest = Math.max(0, ...this.bins.map((bin) => (bin === ZERO ? 0 : this.#share(at, bin)))) || 1;
     context.fillStyle = theme.panel;
     context.fillRect(box.right + 1, 0, room + 8, this.height);
+    const texts = [this.#stepText(at), this.#stepText(at).replace(/^\D+/, "")];
+    context.fillStyle = theme.muted;
+    context.textAlign = "left";
+    context.fillText(texts.find((text) => context.measureText(text).width <= room + 4) ?? "", box.right + 4, this.#inner + 12);
     context.fillStyle = theme.accent;
     this.bins.forEach((bin, line) => {
       const share = this.#share(at, bin);
-      if (share) context.fillRect(box.right + 4, this.#y(line) + 0.5, Math.max(1, room * share / largest), Math.max(1, this.#tall - 1));
+      if (share) context.fillRect(box.right + 4, this.#y(line) + 0.5, Math.max(1, room * Math.min(1, share / largest)), Math.max(1, this.#tall - 1));
     });
   }
 
@@ -184,8 +224,8 @@ export class DensityChart extends Track {
   describe(step, y) {
     const at = this.#at(step);
     const { data } = this;
-    if (at < 0 || !data) return null;
-    const bin = this.bins[Math.min(this.bins.length - 1, Math.max(0, Math.floor((this.height - y) / this.#tall)))];
+    if (at < 0 || !data || y > this.#inner) return null;
+    const bin = this.bins[Math.min(this.bins.length - 1, Math.max(0, Math.floor((this.#inner - y) / this.#tall)))];
     const count = data.counts[at * BINS + bin];
     const bad = data.counts[at * BINS + NOT_FINITE];
     return [
@@ -207,7 +247,7 @@ export class DensityChart extends Track {
   /** @param {number} at */
   #stepText(at) {
     const [first, last] = [this.data?.first[at] ?? 0, this.data?.last[at] ?? 0];
-    return first === last ? `step ${formatStep(first)}` : `histograms of steps ${formatStep(first)}–${formatStep(last)}`;
+    return first === last ? `step ${formatStep(first)}` : `steps ${formatStep(first)}–${formatStep(last)}`;
   }
 
   /**
@@ -215,9 +255,9 @@ export class DensityChart extends Track {
    * @param {Box} box
    */
   paintCursor(context, box) {
-    const at = this.view.cursor === null ? -1 : this.#at(this.view.cursor);
-    const zeros = at < 0 ? "" : `${this.#stepText(at)}: ${percent(this.#share(at, ZERO))} zero`;
-    if (this.readout.textContent !== zeros) this.readout.textContent = zeros;
+    const at = this.#at(this.view.cursor ?? this.view.range[1]);
+    const told = at < 0 ? "" : `bars: ${this.#stepText(at)}, ${percent(this.#share(at, ZERO))} zero`;
+    if (this.readout.textContent !== told) this.readout.textContent = told;
     if (context && at >= 0) this.#paintBars(context, box, at);
   }
 }

@@ -10,7 +10,7 @@ import { fileName, savePicture } from "./saving.js";
 /** @import { PickedRow } from "../types.js" */
 /** @import { TrackOptions } from "../track.js" */
 
-const HEIGHT = 260;
+const HEIGHT = 280;
 const SETTLED_MS = 150;
 const FRESH_MS = 10_000;
 const COLUMN_PIXELS = 2;
@@ -92,6 +92,6 @@ export class HistogramPanel {
     this.#controls(picked);
     this.chart.show(found);
     const size = found?.first.length ?? 0;
-    setText(this.chart.hint, size ? `${picked.row}, ${kindText(picked.kind)}: share of the elements by power of two, ${formatStep(size)} histograms; bars: one step` : "no histogram on these steps");
+    setText(this.chart.hint, size ? `${picked.row}, ${kindText(picked.kind)}: share of the elements by power of two, ${formatStep(size)} ${size === 1 ? "histogram" : "histograms"}` : "no histogram on these steps");
   }
 }

@@ -36,20 +36,44 @@ export function blocksOf(names) {
 }
 
 /**
- * Cuts on the left, because the end of a module's name is what tells it from its neighbours.
+ * Shorter forms of a name, best first: without what stands before the layer's number, without "weight", without what is
+ * between number and end. These two tell a row from its neighbours.
+ * @param {string} name
+ */
+function* shorter(name) {
+  const parts = name.split(".");
+  const numbered = parts.findIndex((part) => /^\d+$/.test(part));
+  const place = Math.max(0, numbered);
+  const isWeight = parts[parts.length - 1] === "weight" && place < parts.length - 2;
+  for (const end of isWeight ? [parts.length, parts.length - 1] : [parts.length]) {
+    for (const from of [0, place]) yield parts.slice(from, end).join(".");
+  }
+  const rest = parts.slice(place + 1, isWeight ? -1 : undefined);
+  if (numbered < 0 || !rest.length) return;
+  // "bias" alone tells of no module.
+  const last = Math.max(0, rest.length - (rest[rest.length - 1] === "bias" ? 2 : 1));
+  for (let from = 1; from <= last; from++) yield `${parts[place]}…${rest.slice(from).join(".")}`;
+  const tail = rest.slice(last).join(".");
+  for (let from = 1; from < tail.length; from++) yield `${parts[place]}…${tail.slice(from)}`;
+}
+
+/**
+ * The name, shortened until it is at most so wide.
  * @param {CanvasRenderingContext2D} context
- * @param {string} text
+ * @param {string} name
  * @param {number} width
  */
-export function fitText(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  let [lo, hi] = [0, text.length];
+export function fitText(context, name, width) {
+  /** @param {string} text */
+  const fits = (text) => context.measureText(text).width <= width;
+  for (const text of shorter(name)) if (fits(text)) return text;
+  let [lo, hi] = [0, name.length];
   while (lo < hi) {
     const middle = (lo + hi) >> 1;
-    if (context.measureText(`…${text.slice(middle)}`).width > width) lo = middle + 1;
-    else hi = middle;
+    if (fits(`…${name.slice(middle)}`)) hi = middle;
+    else lo = middle + 1;
   }
-  return `…${text.slice(lo)}`;
+  return `…${name.slice(lo)}`;
 }
 
 /**
