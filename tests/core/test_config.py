@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+import traceback
 
 import pytest
 import yaml
@@ -104,8 +105,10 @@ def test_a_bad_file_is_named(tmp_path, name, text, message):
     if text is not None:
         path.write_text(text)
 
-    with pytest.raises(ConfigError, match=f"{name}: .*{message}"):
+    with pytest.raises(ConfigError, match=f"{name}: .*{message}") as caught:
         load_config(path)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback (most recent call last)") == 1  # its cause is in the message
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)) + "targets: *a59\n"

@@ -36,7 +36,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorC
     try:
         return parse_config(read_mapping(path))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]]:
