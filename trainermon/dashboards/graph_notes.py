@@ -5,7 +5,10 @@ The next graph shows the notes, and every comparison heeds the matches. Read and
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +59,7 @@ def read_notes(path: Path) -> GraphNotes:
     """
     file = notes_file(path)
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=_regular) as opened:
             content = opened.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return NO_NOTES
@@ -76,7 +79,10 @@ def parse_notes(content: bytes) -> GraphNotes:
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"found more than {MAX_BYTES >> 20} MiB, expected notes")
-    return notes_of(json.loads(content))
+    try:
+        return notes_of(json.loads(content))
+    except RecursionError:
+        raise ValueError("they are nested too deeply, expected an object with notes and matches") from None
 
 
 def notes_of(found: Any) -> GraphNotes:
@@ -102,6 +108,15 @@ def write_notes(path: Path, notes: GraphNotes) -> None:
         OSError: The file cannot be written.
     """
     replace_file(notes_file(path), (json.dumps(notes.as_json(), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a file that is one: whoever reads a pipe would wait for ever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def _match(value: Any) -> HandMatch:

@@ -108,8 +108,9 @@ def test_orders_need_the_token_and_reach_the_node(job):
     refused, _ = controller.post(f"{page}api/silences", silence, token=None)
     status, _ = controller.post(f"{page}api/silences", silence)
     unknown, _ = controller.post(f"{page}api/stop", {})
+    nested, _ = controller.post(f"{page}api/silences", b"[" * 100_000)
 
-    assert (refused, status, unknown) == (401, 202, 404)
+    assert (refused, status, unknown, nested) == (401, 202, 404, 400)
     wait_for(lambda: (node.node_dir / "alerts.handled.jsonl").exists(), "the silence")
     said = (node.node_dir / "alerts.handled.jsonl").read_text().splitlines()
     assert [json.loads(line)["silenced"]["by"] for line in said] == ["ada"]

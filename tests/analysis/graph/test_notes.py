@@ -155,10 +155,26 @@ def test_the_file_lies_beside_the_dump_for_its_owner_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"notes": []}', '{"notes": {"a": 1}}', '{"matches": [{"target": ["a"]}]}', '{"matches": [3]}']
+    "text",
+    [
+        "",
+        "[]",
+        '{"notes": []}',
+        '{"notes": {"a": 1}}',
+        '{"matches": [{"target": ["a"]}]}',
+        '{"matches": [3]}',
+        pytest.param("[" * 100_000, id="nested"),
+    ],
 )
 def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "graph_notes.json").write_text(text)
 
     with pytest.raises(DumpError, match=r"graph_notes\.json"):
+        read_notes(tmp_path)
+
+
+def test_a_pipe_of_that_name_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "graph_notes.json")
+
+    with pytest.raises(DumpError, match="no regular file"):
         read_notes(tmp_path)

@@ -67,6 +67,27 @@ def test_the_command_says_where_the_largest_is(tmp_path: Path, capsys: Any) -> N
     assert document["overlays"] == {"gain": {"nodes": 2, "unknown": 1, "largest": largest}}
 
 
+@pytest.mark.parametrize(("ending", "content"), [("json", '{"layers.0.fc1": 1}'), ("csv", "layers.0.fc1,1")])
+def test_a_mark_of_the_byte_order_is_no_part_of_a_name(ending: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / f"numbers.{ending}").write_text(content, encoding="utf-8-sig")
+
+    assert read_overlay(f"mine={tmp_path / 'numbers'}.{ending}").values == {"layers.0.fc1": 1.0}
+
+
+def test_a_row_ends_where_csv_says(tmp_path: Path) -> None:
+    with (tmp_path / "numbers.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("one\nname", 1.0), ("other\u2028name", 2.0)])
+
+    assert read_overlay(f"mine={tmp_path / 'numbers.csv'}").values == {"one\nname": 1.0, "other\u2028name": 2.0}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_beyond_float32_is_infinite(tmp_path: Path, tree: GraphTree) -> None:
+    found = lay_over(tree, _overlay(tmp_path / "numbers.json", {"layers.0.fc1": 1e300, "layers.1.fc1": -1e300}))
+
+    assert [value for value in found if not np.isnan(value)] == [np.inf, -np.inf]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -74,6 +95,7 @@ def test_the_command_says_where_the_largest_is(tmp_path: Path, capsys: Any) -> N
         ("a.json", "{", "is not JSON"),
         ("a.json", '{"a": "high"}', "a is 'high', expected a number"),
         ("a.csv", "a,1\nb,2,3", "line 2: found 3 columns"),
+        ("a.csv", f"a,1\n{'b' * 200_000},2", "line 2: field larger than"),
         ("a.csv", "a,1\nb,much", "b is 'much', expected a number"),
         ("a.txt", "a,1", "ends in .json or .csv"),
     ],

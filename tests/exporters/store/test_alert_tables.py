@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from trainermon.alerts.handling import FILE, Acknowledgement, AlertHandling, Silence
 from trainermon.exporters.store.store import open_run
 
@@ -27,6 +29,26 @@ def test_alerts_are_a_table_whatever_is_torn_in_the_log(tmp_path):
     assert found[:4] == ("node", "nonfinite", 5, math.inf)
     assert math.isnan(found[4])
     assert found[5:] == ("it's bad", '[{"value": 1}]')
+
+
+@pytest.mark.parametrize("wrong", [{"a": {"b": [1]}}, {}, [1], [], [{"a": 1}], True, 10**40, "", None])
+def test_a_value_of_another_kind_is_null_and_no_other_line_is_lost(tmp_path, wrong):
+    path = tmp_path / "nodes" / "node" / "alerts.jsonl"
+    path.parent.mkdir(parents=True)
+    columns = ("id", "rule", "rank", "step", "time_s", "value", "message")
+    path.write_text("\n".join(map(json.dumps, [dict.fromkeys(columns, wrong), {"id": "a2", "step": 7, "value": 0.5}])))
+    words = {"acknowledged": dict.fromkeys(("alert", "by", "time_s", "note"), wrong)}
+    silence = {"silenced": {"rule": "nonfinite", "by": "ada", "time_s": 2.5, "until_s": 9.0}}
+    (path.parent / FILE).write_text("\n".join(map(json.dumps, [words, silence])))
+
+    alerts = rows_of(tmp_path, "SELECT id, step, value FROM alerts")
+    said = rows_of(tmp_path, "SELECT who, time_s FROM alerts_handled")
+
+    assert len(alerts) == len(said) == 2
+    assert alerts[1] == ("a2", 7, 0.5)
+    assert said[1] == ("ada", 2.5)
+    if isinstance(wrong, dict | list | None):
+        assert alerts[0] == (None, None, None)
 
 
 def test_what_was_said_about_alerts_is_a_table(tmp_path):

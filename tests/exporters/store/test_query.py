@@ -83,6 +83,14 @@ def test_lists_and_maps_are_as_short_as_numbers(tmp_path, capsys):
     assert out.splitlines()[2].split("  ") == ["[0.333333, ]", "{lr: 6.66667e-06, x: 1}"]
 
 
+def test_a_terminal_is_told_nothing_by_values_and_names(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+
+    out = query(capsys, run, "SELECT 'a' || chr(27) || '[2J' || chr(10) AS \"b\x1b[31m\", [chr(7)] AS list")
+
+    assert out.splitlines()[::2] == [r"b\x1b[31m   list", r"a\x1b[2J\n  [\x07]"]
+
+
 def test_csv_and_json_hold_the_same_values(tmp_path, capsys):
     run = make_run(tmp_path / "run", loss=math.inf)
     sql = "SELECT step, name, sum, micro_step FROM stats WHERE kind = 'loss' ORDER BY step"

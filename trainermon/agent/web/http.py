@@ -218,4 +218,6 @@ def parse_json(body: bytes) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except ValueError as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
     return value

@@ -13,7 +13,8 @@ from trainermon.analysis.checkpoint.verdicts import (
     WeightComparison,
     WeightVerdict,
 )
-from trainermon.analysis.tensor.screen import line, number, position, printable, size, table
+from trainermon.analysis.tensor.screen import line, number, position, size, table
+from trainermon.core.terminal.escapes import printable
 
 MAX_ROWS = 30
 _MAX_ALONE = 6

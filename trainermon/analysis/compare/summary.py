@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
-from trainermon.analysis.tensor.screen import printable
+from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainermon.analysis.environment.differences import DifferenceLevel, EnvironmentComparison, SettingDifference
-from trainermon.analysis.tensor.screen import printable
 from trainermon.core.environment.pack import EnvironmentPack
+from trainermon.core.terminal.escapes import printable
 
 MAX_VALUE = 60
 MAX_INFOS = 5

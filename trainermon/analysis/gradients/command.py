@@ -11,9 +11,10 @@ from trainermon.analysis.gradients.runs import open_gradients
 from trainermon.analysis.gradients.similarity import SignSimilarity, Unmatched, compare_signs
 from trainermon.analysis.gradients.tables import GradientsComparison, as_json, write_csv, write_similarities
 from trainermon.analysis.gradients.verdict import faults_of
-from trainermon.analysis.tensor.screen import printable, table
+from trainermon.analysis.tensor.screen import table
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import make_private_folder, replace_file
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.hooks.names import chosen
 

@@ -14,7 +14,8 @@ from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.packing import as_number
 from trainermon.analysis.graph.screen import path_of
 from trainermon.analysis.graph.tree import GraphTree
-from trainermon.analysis.tensor.screen import number, printable, table
+from trainermon.analysis.tensor.screen import number, table
+from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.sources import is_library, parse_frame
 
 MAX_NAMED = 8

@@ -36,9 +36,10 @@ from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphSer
 from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, GraphPlace
 from trainermon.analysis.graph.report import GraphReport, ReportMaker
 from trainermon.analysis.graph.workers import report_on
-from trainermon.analysis.tensor.screen import printable, table
+from trainermon.analysis.tensor.screen import table
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour, note
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.dashboards.graph_notes import notes_file, read_notes

@@ -15,7 +15,8 @@ from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.reading import DumpGraph
 from trainermon.analysis.graph.screen import path_of
 from trainermon.analysis.graph.tree import GraphTree
-from trainermon.analysis.tensor.screen import number, printable
+from trainermon.analysis.tensor.screen import number
+from trainermon.core.terminal.escapes import printable
 
 MAX_ROWS = 20
 """How many findings, calls of the chain and tensors are shown at most."""

@@ -25,7 +25,7 @@ from trainermon.analysis.graph.page.overlay import GraphOverlay, describe_overla
 from trainermon.analysis.graph.page.packing import PackedRank
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace
 from trainermon.analysis.graph.screen import TreeScreen
-from trainermon.analysis.tensor.screen import printable
+from trainermon.core.terminal.escapes import printable
 
 _alike = AlikeTrees()
 """What the dumps that this process reads have in common."""

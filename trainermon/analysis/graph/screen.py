@@ -13,7 +13,7 @@ from trainermon.analysis.graph.findings import GraphFindings, NodeVerdict
 from trainermon.analysis.graph.folding import fold_children
 from trainermon.analysis.graph.overflow import OverflowLevel
 from trainermon.analysis.graph.tree import GraphKind, GraphTree, NodeSide
-from trainermon.analysis.tensor.screen import printable
+from trainermon.core.terminal.escapes import printable
 
 MAX_LINES = 60
 _MARKS = {NodeVerdict.UNMATCHED: "+", NodeVerdict.WARNING: "!", NodeVerdict.ERROR: "x", NodeVerdict.BLAMED: "▲"}

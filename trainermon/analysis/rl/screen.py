@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainermon.analysis.rl.logged_settings import SettingsComparison
 from trainermon.analysis.rl.stage_differences import StageComparison
 from trainermon.analysis.rl.token_text import Decode, text_at
-from trainermon.analysis.tensor.screen import printable, table
+from trainermon.analysis.tensor.screen import table
+from trainermon.core.terminal.escapes import printable
 from trainermon.rl.measures import PolicyMeasures
 from trainermon.rl.values import HISTOGRAM_EDGES, Report, WeightCheck
 

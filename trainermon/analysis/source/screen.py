@@ -10,8 +10,8 @@ from trainermon.analysis.diagnosis.wording import counted
 from trainermon.analysis.graph.findings import NodeVerdict
 from trainermon.analysis.source.lines import LineCalls, by_gravity
 from trainermon.analysis.source.report import CodeDifference, SourceReport
-from trainermon.analysis.tensor.screen import printable
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.escapes import printable
 
 MARKS = {NodeVerdict.BLAMED: "▲", NodeVerdict.ERROR: "x", NodeVerdict.WARNING: "!", NodeVerdict.UNMATCHED: "+"}
 _MAX_WRONG = 20

@@ -20,7 +20,7 @@ from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.histogram import histogram, render_histogram, render_svg
 from trainermon.analysis.tensor.index import parse_index
 from trainermon.analysis.tensor.profile import profile
-from trainermon.analysis.tensor.screen import printable, table
+from trainermon.analysis.tensor.screen import table
 from trainermon.analysis.tensor.selection import TensorSelector, parse_target
 from trainermon.analysis.tensor.show import (
     profile_row,
@@ -30,6 +30,7 @@ from trainermon.analysis.tensor.show import (
     render_rows,
 )
 from trainermon.core.errors import DumpError
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text

@@ -14,7 +14,8 @@ from trainermon.analysis.tensor.dtypes import parts
 from trainermon.analysis.tensor.extremes import ExtremeElement, check_shapes, distances, largest_differences
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.profile import position_of
-from trainermon.analysis.tensor.screen import line, number, position, printable, table
+from trainermon.analysis.tensor.screen import line, number, position, table
+from trainermon.core.terminal.escapes import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

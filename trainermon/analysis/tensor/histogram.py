@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from trainermon.analysis.tensor.dtypes import magnitudes
 from trainermon.analysis.tensor.files import StoredTensor
-from trainermon.analysis.tensor.screen import line, number, printable
+from trainermon.analysis.tensor.screen import line, number
+from trainermon.core.terminal.escapes import printable
 
 WIDTH = 48
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -17,11 +17,6 @@ ROWS, COLUMNS = 8, 8
 _BAD, _END = "\033[1;31m", "\033[0m"
 
 
-def printable(text: str) -> str:
-    """Return `text` with everything a terminal might obey, and line ends, written as escapes."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-
-
 def number(value: Any) -> str:
     """Return a number as text of about eleven characters at most: whole ones in full, others with five digits."""
     if value is None:

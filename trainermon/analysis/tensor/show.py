@@ -8,8 +8,9 @@ from trainermon.analysis.tensor.extremes import ExtremeElement
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.index import IndexPart, parse_index
 from trainermon.analysis.tensor.profile import ElementPlace, IndexSpread, TensorProfile
-from trainermon.analysis.tensor.screen import corner, line, number, position, printable, size, table, window
+from trainermon.analysis.tensor.screen import corner, line, number, position, size, table, window
 from trainermon.analysis.tensor.selection import called_in
+from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.records import TensorRecord
 
 _NAME = 72

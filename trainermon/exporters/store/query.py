@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.core.errors import QueryError, StoreError
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
@@ -240,9 +241,10 @@ def is_run(path: Path) -> bool:
 
 
 def _table(answer: QueryResult) -> Iterable[str]:
-    """Yield aligned lines: numbers to the right with six digits, text to the left, nothing for NULL."""
-    texts = [[_text(value) for value in row] for row in answer.rows]
-    widths = [max(len(row[place]) for row in [answer.columns, *texts]) for place in range(len(answer.columns))]
+    """Yield aligned lines: numbers to the right with six digits, text to the left and escaped, nothing for NULL."""
+    texts = [[printable(_text(value)) for value in row] for row in answer.rows]
+    head = list(map(printable, answer.columns))
+    widths = [max(len(row[place]) for row in [head, *texts]) for place in range(len(head))]
     is_number = [all(isinstance(row[place], int | float | None) for row in answer.rows) for place in range(len(widths))]
 
     def line(cells: Sequence[str]) -> str:
@@ -252,7 +254,7 @@ def _table(answer: QueryResult) -> Iterable[str]:
         )
         return "  ".join(aligned).rstrip() + "\n"
 
-    yield line(answer.columns)
+    yield line(head)
     yield line(["-" * width for width in widths])
     yield from map(line, texts)
     if answer.is_cut:

@@ -258,10 +258,17 @@ def _create_table(
     """Create a table of lines of logs, each with its host; NULL where a line has nothing that fits a column."""
     described = ", ".join(f"{column} {kind}" for column, kind in columns.items())
     connection.execute(f"CREATE TABLE {name} (host VARCHAR, {described})")
-    rows = [[host, *map(line.get, columns)] for host, line in lines]
+    rows = [[host, *(_scalar(line.get(column)) for column in columns)] for host, line in lines]
     if rows:
         marks = ", ".join(["?", *(f"TRY_CAST(? AS {kind})" for kind in columns.values())])
         connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+
+
+def _scalar(value: Any) -> str | int | float | None:
+    """Return `value` if a column may hold it, else None: DuckDB casts no list or object, and no integer of any size."""
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else None
+    return value if isinstance(value, str | float) else None
 
 
 def _words_of(entry: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainermon.analysis.tensor.screen import printable
+from trainermon.core.terminal.escapes import printable
 
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 

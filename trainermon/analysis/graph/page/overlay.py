@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -55,19 +56,23 @@ def read_overlay(text: str) -> GraphOverlay:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MiB, expected numbers by name")
-        values = dict(_numbers(path, content.decode("utf-8")))
+        values = dict(_numbers(path, content.decode("utf-8-sig")))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): name another file with --overlay") from error
     return GraphOverlay(name, hashlib.blake2b(content, digest_size=8).hexdigest(), values)
 
 
 def lay_over(tree: GraphTree, overlay: GraphOverlay) -> NDArray[np.float32]:
-    """Return float32 [n]: the number of each node; NaN: it has none. A key goes before a module's path."""
-    found = np.full(len(tree.nodes), np.nan, np.float32)
+    """Return float32 [n]: the number of each node, infinite beyond float32; NaN: it has none.
+
+    A key goes before a module's path.
+    """
+    found = np.full(len(tree.nodes), np.nan, np.float64)
     for place, node in enumerate(tree.nodes):
         if node.call is not None and node.side is not NodeSide.GOLDEN:
             found[place] = next((overlay.values[name] for name in _names(node) if name in overlay.values), math.nan)
-    return found
+    with np.errstate(over="ignore"):
+        return found.astype(np.float32)
 
 
 def describe_overlay(tree: GraphTree, overlay: GraphOverlay, values: NDArray[np.float32]) -> dict[str, Any]:
@@ -113,11 +118,21 @@ def _numbers(path: Path, text: str) -> Iterator[tuple[str, float]]:
         for name, value in found.items():
             yield name, _number(path, name, value)
         return
-    for line, row in enumerate(csv.reader(text.splitlines())):
+    for line, row in _rows(path, text):
         if len(row) != 2 and row:
-            raise ConfigError(f"{path}, line {line + 1}: found {len(row)} columns, expected a name and a number")
-        if row and not (line == 0 and not _is_number(row[1])):
+            raise ConfigError(f"{path}, line {line}: found {len(row)} columns, expected a name and a number")
+        if row and not (line == 1 and not _is_number(row[1])):
             yield row[0], _number(path, row[0], row[1])
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the line where each row ends, and the row."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: {error}, expected a name and a number") from error
 
 
 def _number(path: Path, name: str, value: Any) -> float:
