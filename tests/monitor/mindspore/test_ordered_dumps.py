@@ -1,5 +1,7 @@
 """Dumps of MindSpore's steps that commands order: right, answered, and without a trace in training."""
 
+import json
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -87,11 +89,12 @@ def assert_gradients(found, gradients, task):
 
 
 def test_a_scope_leaves_the_other_cells_out(spool):
-    _, _, [event, refused] = train(spool, {0: [dump("one", 2, scope=("he*",)), dump("none", 2, scope=("no.such",))]})
+    _, _, told = train(spool, {0: [dump("one", 2, scope=("he*",)), dump("none", 2, scope=("no.such",))]})
 
-    assert (event["status"], refused["status"]) == ("failed", "written")
-    assert "no cell of the model is named by the scope" in event["reason"]
-    assert {entry.key.split(".")[1] for entry in dump_of(spool, refused).entries} == {"head"}
+    refused, written = told
+    assert (refused["status"], written["status"]) == ("failed", "written")
+    assert "no module of the model is named by the scope" in refused["reason"]
+    assert {entry.key.split(".")[1] for entry in dump_of(spool, written).entries} == {"head"}
 
 
 def test_what_cannot_be_done_is_answered(spool):
@@ -129,3 +132,27 @@ def test_a_dump_that_training_leaves_unfinished_is_kept(spool):
     [event] = [event for event in RankJournal(only_spool(spool)).events if event["type"] == "dump"]
     assert (event["step"], event["status"]) == (1, "written")
     assert "Cell.head.Dense.forward.0" in {entry.key for entry in dump_of(spool, event).entries}
+
+
+def test_a_step_that_never_came_has_no_dump(spool):
+    training = SmallTraining()
+    with TrainerMon({"agent": {"start": False}}) as monitor:
+        monitor.set_monitor(training.net, optimizer=training.optimizer)
+        ControlReader(only_spool(spool), 0).send([dump("next", 1)])
+        training.step()
+
+    [event] = [event for event in RankJournal(only_spool(spool)).events if event["type"] == "dump"]
+    assert (event["step"], event["status"]) == (1, "failed")
+    assert "training ended before the step's first" in event["reason"]
+    [run] = (spool.parent / "output").iterdir()
+    assert not list(run.glob("dumps/**/*"))
+
+
+@pytest.mark.parametrize("key", ["xy_distribution", "print_struct", "mg_direction", "param_distribution"])
+def test_an_edited_configuration_cannot_ask_for_what_a_compiled_step_hides(spool, key):
+    text = json.dumps({"agent": {"start": False}, key: True})
+    train(spool, {1: [Command(id="edit", action=Action.CONFIGURE, first_step=3, config=text)]}, mode="jit step")
+
+    [event] = [event for event in RankJournal(only_spool(spool)).events if event["type"] == "configuration"]
+    assert (event["status"], event["step"]) == ("refused", 3)
+    assert f"{key} is true" in event["reason"]

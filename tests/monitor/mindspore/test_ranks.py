@@ -8,6 +8,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
+from mindspore.communication import GlobalComm
 
 from tests.journal_rows import RankJournal
 from tests.monitor.mindspore.training_of_ranks import FAULT, FAULTY, STEPS
@@ -71,7 +72,7 @@ def test_the_ranks_know_their_places(job):
 
 def test_the_first_rank_of_each_node_is_known(monkeypatch):
     """As on the second of two nodes of two ranks: with stand-ins, as here is one node."""
-    monkeypatch.setattr(place.GlobalComm, "INITED", True)
+    monkeypatch.setattr(GlobalComm, "INITED", True)
     for name, number in {"rank": 2, "group_size": 4, "local_rank": 0, "local_rank_size": 2}.items():
         monkeypatch.setattr(place, f"get_{name}", lambda *_, number=number: number)
 

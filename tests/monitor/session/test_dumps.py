@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 import pytest
 import torch
@@ -275,3 +276,24 @@ def test_a_forced_replay_leaves_the_run_bit_identical(places, monkeypatch):
 
     assert_same_run(found, expected)
     assert [(event["step"], event["status"]) for event in events(places, "replay")] == [(0, "clean"), (2, "clean")]
+
+
+def test_a_forked_child_leaves_an_ordered_dump_alone(places):
+    def each_step(step, model):
+        if step == 1:
+            order = Command(id="order", action=Action.DUMP, first_step=2, task=DumpTask.TENSOR)
+            ControlReader(only_spool(places[0]), 0).send([order])
+        if step == 2:
+            child = os.fork()
+            if child == 0:
+                for _ in range(2):
+                    model(torch.randn(3, 4))
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+
+    train_small({}, each_step=each_step)
+
+    (event,) = events(places, "dump")
+    files = [path.name for path in (run_directory(places) / event["dump"]).rglob("*.pt")]
+    assert any(".forward.0." in name for name in files)
+    assert not any(".forward.1." in name for name in files)

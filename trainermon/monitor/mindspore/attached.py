@@ -17,7 +17,8 @@ from trainermon.core.values import Coordinates
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.monitor.gradient_probe.records import SignsReaderFactory
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
-from trainermon.monitor.mindspore.dumps import CellDumpOrigin
+from trainermon.monitor.mindspore.dumps import CellDumps
+from trainermon.monitor.mindspore.graph import check_compiled
 from trainermon.monitor.mindspore.place import kept_settings
 from trainermon.monitor.mindspore.step_loop import CellLoop, CellParts
 from trainermon.monitor.mindspore.structure import FOLDER as STRUCTURE_FOLDER
@@ -45,13 +46,7 @@ class AttachedCell(AttachedRank):
         self._training = training
         self._attempt = run.attempt
         self._moments = MomentsOfTensors()
-        self._dumps = CellDumpOrigin(
-            training=training,
-            coordinates=coordinates,
-            attempt=run.attempt,
-            outbox=self._files.outbox,
-            source=config.dump_source,
-        )
+        self._dumps = CellDumps(training, coordinates, run.attempt, self._files.outbox, config.dump_source)
 
     def record(self, values: Mapping[str, Any]) -> None:
         """Record numbers of the step; raises nothing. Ends a compiled step that has run since the last call."""
@@ -64,17 +59,7 @@ class AttachedCell(AttachedRank):
             found = type(optimizer).__name__
             raise AttachError(f"watch: found another {found} than set_monitor was called with, expected that one")
         assert self._loop is not None
-        if self._config.gradient_signs.level is not None or self._config.mg_direction:
-            raise AttachError(
-                "watch: gradient_signs.level is set or mg_direction is true, but the elements of gradients cannot be "
-                "read in a compiled step: leave them out, or train in PyNative mode without watch"
-            )
-        for key in ("xy_distribution", "print_struct", "stack_info"):
-            if getattr(self._config, key):
-                raise AttachError(
-                    f"watch: {key} is true, but MindSpore calls no hook in what it compiles, so nothing is seen of the "
-                    f"cells of a compiled step: set {key} to false, or train in PyNative mode without watch"
-                )
+        check_compiled(self._config)
         return self._loop.watch(optimizer)
 
     def step_ended(self) -> None:
@@ -130,6 +115,8 @@ class AttachedCell(AttachedRank):
     def _checked(self, config: MonitorConfig) -> MonitorConfig:
         from trainermon.monitor.mindspore.opening import check_against_model
 
+        if self._loop is not None and self._loop.watched is not None:
+            check_compiled(config, self._loop.watched)
         return check_against_model(config, self._training, self._coordinates)
 
     def _number(self, name: str, value: object) -> Any:

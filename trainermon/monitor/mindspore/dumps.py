@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 
 from trainermon.core.errors import DumpError
-from trainermon.core.events import DumpEvent, DumpStatus
-from trainermon.core.journal import JournalWriter
-from trainermon.core.outbox import Outbox, Parcel
+from trainermon.core.outbox import Outbox
 from trainermon.core.values import Command, Coordinates, SourceMode
 from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.dump.mindspore.capture import CellCapture
@@ -15,45 +13,83 @@ from trainermon.dump.mindspore.debugger import NO_CALLS_NOTE
 from trainermon.dump.mindspore.writer import CellWriter
 from trainermon.hooks.names import chosen
 from trainermon.monitor.mindspore.training import CellTraining
+from trainermon.monitor.session.ordered_dumps import StartedDump
 
+NOTHING_SEEN = (
+    "no call of a cell was seen: training ended before the step's first one, or MindSpore compiles them (graph mode, "
+    "ms.jit); dump in PyNative mode"
+)
 _AXES = ("tp", "cp", "dp", "pp", "ep")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CellDumpOrigin:
-    """What the dumps of this rank say of themselves, and where they go.
+class CellDump(StartedDump):
+    """A dump of the step that runs; one without a call is none."""
 
-    Attributes:
+    capture: CellCapture
+
+    def close(self) -> DumpInfo:
+        """Write what was captured; see `StartedDump`."""
+        if self.capture.num_calls:
+            return super().close()
+        self.writer.close()
+        self.parcel.delete()
+        raise DumpError(NOTHING_SEEN)
+
+
+class CellDumps:
+    """Makes the dumps of this rank's cells; see `DumpMaker`.
+
+    Args:
         training: Whose cells they show.
         coordinates: The rank's position in the job.
         attempt: Which start of the run this is.
         outbox: Brings them to the run directory.
         source: What they keep of the source code.
+
+    Attributes:
+        are_compiled: Whether steps are compiled, so that nothing can be dumped of them.
     """
 
-    training: CellTraining
-    coordinates: Coordinates
-    attempt: int
-    outbox: Outbox
-    source: SourceMode
+    def __init__(
+        self, training: CellTraining, coordinates: Coordinates, attempt: int, outbox: Outbox, source: SourceMode
+    ) -> None:
+        self.are_compiled = False
+        self._training = training
+        self._coordinates = coordinates
+        self._attempt = attempt
+        self._outbox = outbox
+        self._source = source
 
-    def has_cell(self, command: Command) -> bool:
-        """Return whether a name or pattern in the command's scope matches a cell, or it has none."""
-        return not command.scope or any(chosen(each.name, command.scope) for each in self.training.modules)
+    def has_module(self, scope: Sequence[str]) -> bool:
+        """Return whether any name or pattern in `scope` matches a cell of the model."""
+        return any(chosen(cell.name, scope) for cell in self._training.modules)
 
-    def parcel(self, command: Command, step: int) -> Parcel:
-        """Return the folder, in the outbox of the node, for a dump of `step`, which its writer makes."""
-        rank = self.coordinates.rank
-        return self.outbox.parcel(f"dumps/{command.id}/attempt{self.attempt}/step{step}/rank{rank}")
+    def start(self, command: Command, step: int, max_bytes: int) -> CellDump:
+        """Start to capture the cells of `step` for a command; see `DumpMaker`."""
+        if self.are_compiled:
+            raise DumpError(NO_CALLS_NOTE)
+        place = f"dumps/{command.id}/attempt{self._attempt}/step{step}/rank{self._coordinates.rank}"
+        parcel, info = self._outbox.parcel(place), self._info(command, step)
+        most = self._outbox.room(max_bytes)
+        try:
+            writer = CellWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
+        except DumpError:
+            parcel.delete()
+            raise
+        writer.source = self._source
+        roots = self._training.roots
+        models = {str(stage) if len(roots) > 1 else "": root for stage, root in enumerate(roots)}
+        capture = CellCapture(models, writer, command.scope)
+        capture.attach()
+        return CellDump(parcel, writer, capture)
 
-    def info(self, command: Command, step: int) -> DumpInfo:
-        """Return the info of a new, still empty dump of `step`."""
-        place = self.coordinates
+    def _info(self, command: Command, step: int) -> DumpInfo:
+        place = self._coordinates
         axes = {axis: (getattr(place, axis), getattr(place, f"{axis}_size")) for axis in _AXES}
         return DumpInfo(
             id=command.id,
             step=step,
-            attempt=self.attempt,
+            attempt=self._attempt,
             rank=place.rank,
             reason=command.reason,
             pipeline_stage=place.pp,
@@ -61,78 +97,3 @@ class CellDumpOrigin:
             replica=place.dp if place.world_size > place.dp_size else None,
             layout=RankLayout(axes={axis: found for axis, found in axes.items() if found[1] > 1}),
         )
-
-
-class CellDump:
-    """The dump of one step that a command has ordered, from now to `close`.
-
-    Args:
-        origin: Where it comes from, and where it goes.
-        command: What is asked for.
-        step: The step that begins.
-        max_bytes: The most that it may write.
-
-    Raises:
-        DumpError: Its folder cannot be written.
-    """
-
-    def __init__(self, origin: CellDumpOrigin, command: Command, step: int, max_bytes: int) -> None:
-        self._command, self._step = command, step
-        self._parcel = origin.parcel(command, step)
-        try:
-            self._writer = CellWriter(
-                self._parcel.content,
-                origin.info(command, step),
-                task=command.task,
-                max_bytes=origin.outbox.room(max_bytes),
-                final=self._parcel.final,
-            )
-        except DumpError:
-            self._parcel.delete()
-            raise
-        self._writer.source = origin.source
-        roots = origin.training.roots
-        models = {str(stage) if len(roots) > 1 else "": root for stage, root in enumerate(roots)}
-        self._capture = CellCapture(models, self._writer, command.scope)
-        self._capture.attach()
-
-    def detach(self) -> None:
-        """Capture no more."""
-        self._capture.detach()
-
-    def stop_in_child(self) -> None:
-        """Capture nothing in a forked child: the files are its parent's."""
-        self._capture.stop_in_child()
-
-    def close(self, journal: JournalWriter) -> int:
-        """Write the dump and send it off, tell the journal what became of it, and return how many bytes were written.
-
-        Call `detach` before.
-        """
-        try:
-            written = self._writer.close()
-        except DumpError as error:
-            self._parcel.send()
-            journal.append_event(failed(self._command, self._step, str(error)))
-            return 0
-        if not self._capture.num_calls:
-            self._parcel.delete()
-            journal.append_event(failed(self._command, self._step, NO_CALLS_NOTE))
-            return 0
-        self._parcel.send()
-        status = DumpStatus.OVER_QUOTA if written.over_quota else DumpStatus.WRITTEN
-        journal.append_event(
-            DumpEvent(
-                step=self._step,
-                command=self._command.id,
-                status=status,
-                dump=self._parcel.place,
-                bytes=written.bytes_written,
-            )
-        )
-        return written.bytes_written
-
-
-def failed(command: Command, step: int, reason: str) -> DumpEvent:
-    """Return the event that says that the dump of `step` was not made, and why."""
-    return DumpEvent(step=step, command=command.id, status=DumpStatus.FAILED, reason=reason)

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import Parameter, Tensor, nn, ops
 
+from trainermon.core.config import MonitorConfig
+from trainermon.core.errors import AttachError
 from trainermon.core.values import STATISTICS
 
 _HANDED_ON = (
@@ -65,6 +67,34 @@ class WatchedOptimizer(nn.Cell):  # type: ignore[misc]  # MindSpore has no types
     def get_lr(self) -> Any:
         """Return what the optimizer says is the learning rate of the step."""
         return self.optimizer.get_lr()
+
+
+def check_compiled(config: MonitorConfig, watched: WatchedOptimizer | None = None) -> None:
+    """Raise an error if `config` asks for what nothing sees of a compiled step.
+
+    Args:
+        config: What is asked for.
+        watched: What compiled steps call already, which keeps no more than it was made for.
+
+    Raises:
+        AttachError: It does.
+    """
+    if config.gradient_signs.level is not None or config.mg_direction:
+        raise AttachError(
+            "watch: gradient_signs.level is set or mg_direction is true, but the elements of gradients cannot be "
+            "read in a compiled step: leave them out, or train in PyNative mode without watch"
+        )
+    for key in ("xy_distribution", "print_struct", "stack_info"):
+        if getattr(config, key):
+            raise AttachError(
+                f"watch: {key} is true, but MindSpore calls no hook in what it compiles, so nothing is seen of the "
+                f"cells of a compiled step: set {key} to false, or train in PyNative mode without watch"
+            )
+    if config.param_distribution and watched is not None and not watched.with_parameters:
+        raise AttachError(
+            "watch: param_distribution is true, but was false when the step was compiled, which so keeps nothing of "
+            "the parameters before it: set it to false, or to true before the training begins"
+        )
 
 
 class RowsOfGraph:

@@ -28,15 +28,15 @@ from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
 from trainermon.monitor.gradient_probe.records import SignsReaderFactory
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
-from trainermon.monitor.mindspore.dumps import CellDumpOrigin
+from trainermon.monitor.mindspore.dumps import CellDumps
 from trainermon.monitor.mindspore.gradient_readings import CellGradientReader
 from trainermon.monitor.mindspore.graph import RowsOfGraph, WatchedOptimizer
 from trainermon.monitor.mindspore.micro_steps import CellSteps
-from trainermon.monitor.mindspore.orders import CellOrders
 from trainermon.monitor.mindspore.rows import HostSlabRing
 from trainermon.monitor.mindspore.structure import CellStructure
 from trainermon.monitor.mindspore.taps import ActivationTaps, OptimizerTaps
 from trainermon.monitor.mindspore.training import CellTraining
+from trainermon.monitor.session.ordered_dumps import OrderedDumps
 from trainermon.monitor.session.phases import CurrentStep, QuietSteps, StepPhases
 from trainermon.monitor.session.recorded import StepRecorder
 from trainermon.monitor.session.script_values import ScriptValues
@@ -55,7 +55,7 @@ class CellParts:
         guard: Contains errors in what MindSpore calls.
         journal: The file for rows and events.
         page: The control page: phases go there and commands arrive there.
-        dumps: What dumps say of themselves, and where they go.
+        dumps: Makes the dumps that commands order.
         moments: Computes rows.
         is_alone: Whether no other rank takes part in the training.
         structure: Makes the folder for the model's structure.
@@ -66,7 +66,7 @@ class CellParts:
     guard: PlainFaultGuard
     journal: JournalWriter
     page: ControlPage
-    dumps: CellDumpOrigin
+    dumps: CellDumps
     moments: MomentsOfTensors
     is_alone: bool
     structure: Callable[[], Parcel]
@@ -91,6 +91,7 @@ class CellLoop:
         phases: What the agent is told the rank is busy with.
         values: What the script records.
         orders: What commands ask for.
+        watched: What compiled steps call in the optimizer's place; None: they are not compiled.
         is_due: Whether the open step is collected.
     """
 
@@ -109,9 +110,10 @@ class CellLoop:
         self._num_micro_steps = num_micro_steps
         self._between_steps, self._has_news = between_steps, has_news
         self._step = CurrentStep(step)
-        self.orders = CellOrders(parts.dumps, parts.page, parts.journal)
+        self.orders = OrderedDumps(parts.dumps, parts.journal, parts.page)
         self._handles: list[hooks.HookHandle] = []
         self._graph: RowsOfGraph | None = None
+        self.watched: WatchedOptimizer | None = None
         self._is_attached = self._is_silence_told = self._is_sink_told = False
         self._signs_reader: CellGradientReader | None = None
         self.is_due = False
@@ -166,12 +168,12 @@ class CellLoop:
     def watch(self, optimizer: nn.Cell) -> WatchedOptimizer:
         """Return what takes the optimizer's place in steps that are compiled; its rows replace those of the hooks."""
         self._quiet.end()
-        watched = WatchedOptimizer(optimizer, with_parameters=self._config.param_distribution)
-        self._graph = RowsOfGraph(watched)
+        self.watched = WatchedOptimizer(optimizer, with_parameters=self._config.param_distribution)
+        self._graph = RowsOfGraph(self.watched)
         self._unhook_optimizer()
         self._detach_taps()
-        self.orders.are_compiled = True
-        return watched
+        self._parts.dumps.are_compiled = True
+        return self.watched
 
     def poll(self) -> None:
         """End the steps that were compiled, if any has run since the last call. Waits for the step."""
@@ -331,7 +333,7 @@ class CellLoop:
         self.collector.begin(self.step)
         self.values.step_began()
         self.phases.step_began()
-        self.orders.poll(self.step)
+        self.orders.poll_commands(self.step, self._parts.page.epoch())
         self._between_steps(self.step)
         self._prepare()
         is_seen = self.is_due or self._graph is not None or self._signs_reader is not None

@@ -68,8 +68,9 @@ class AttachedTraining(AttachedRank):
         self._witness = RankWitness(self._files.directory, coordinates.rank, config.hang, self._parts.groups)
 
     def stop_in_child(self) -> None:
-        """Stop monitoring in a forked child: the run is its parent's."""
+        """Stop monitoring in a forked child: the run, and its open dumps, are its parent's."""
         super().stop_in_child()
+        self._parts.dumps.ordered.stop_in_child()
         self._witness.stop_in_child()
 
     def _make_loop(self, *, num_micro_steps: int, step: int) -> StepLoop:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainermon.core.errors import DumpError
 from trainermon.core.outbox import Outbox, Parcel
 from trainermon.core.topology import RunIdentity
-from trainermon.core.values import Coordinates, SourceMode
+from trainermon.core.values import Command, Coordinates, SourceMode
+from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.layout import layout_of
 from trainermon.dump.files.records import DumpInfo, RankLayout
+from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.names import chosen
+from trainermon.monitor.session.ordered_dumps import StartedDump
 from trainermon.monitor.taps.training import Training
 from trainermon.replay.suitability import ModelStage, stage_of
 
@@ -52,6 +56,26 @@ class DumpOrigin:
     def has_module(self, scope: Sequence[str]) -> bool:
         """Return whether any name or pattern in `scope` matches a module of the model."""
         return any(chosen(module.name, scope) for module in self._training.modules)
+
+    def start(self, command: Command, step: int, max_bytes: int) -> StartedDump:
+        """Start to capture the modules of `step` for a command; see `DumpMaker`."""
+        parcel = self.parcel(command.id, step)
+        info, most = self.info(command.id, step, command.reason), self.room(max_bytes)
+        try:
+            writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
+        except DumpError:
+            parcel.delete()
+            raise
+        writer.source = self.source
+        capture = ModuleCapture(
+            [stage.model for stage in self.stages()],
+            writer,
+            scope=command.scope,
+            names=self.names,
+            gathered=not self.replayable.shadowed,
+        )
+        capture.attach()
+        return StartedDump(parcel, writer, capture)
 
     def info(self, dump_id: str, step: int, reason: str) -> DumpInfo:
         """Return the info of a new, still empty dump of `step`.

@@ -1,8 +1,10 @@
-"""Dumps and extra collection that a command orders, and what the journal says of them."""
+"""Dumps and extra collection that a command orders, and what the journal says of them, whatever the framework."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
 
 from trainermon.core.control import ControlPage
 from trainermon.core.errors import DumpError
@@ -10,9 +12,8 @@ from trainermon.core.events import DumpEvent, DumpStatus
 from trainermon.core.journal import JournalWriter
 from trainermon.core.outbox import Parcel
 from trainermon.core.values import Action, Command
-from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.session.dump_origin import DumpOrigin
 
 MAX_AT_ONCE = 4
 """So many dumps of one step may be ordered; each reads every tensor anew."""
@@ -29,27 +30,59 @@ class _ActiveOrder:
         return self.command.first_step <= step < self.command.first_step + self.command.num_steps
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenDump:
-    """A dump of the step that runs."""
+class CallCapture(Protocol):
+    """Interface of what records the calls of a model between its start and `detach`."""
 
-    order: _ActiveOrder
-    parcel: Parcel
-    writer: DumpWriter
-    capture: ModuleCapture
+    def detach(self) -> None:
+        """Remove every hook."""
+
+    def stop_in_child(self) -> None:
+        """Stop recording in a forked child process: the files belong to the parent."""
+
+
+class StartedDump:
+    """A dump of the step that runs, on its way to `parcel`, of what `capture` hands to `writer`."""
+
+    def __init__(self, parcel: Parcel, writer: DumpWriter, capture: CallCapture) -> None:
+        self.parcel, self.writer, self.capture = parcel, writer, capture
+
+    def close(self) -> DumpInfo:
+        """Write what was captured, send it off, and return its final info. Detach the capture before.
+
+        Raises:
+            DumpError: It cannot be written as a whole.
+        """
+        try:
+            return self.writer.close()
+        finally:
+            self.parcel.send()
+
+
+class DumpMaker(Protocol):
+    """Interface of what dumps the calls of a framework's modules."""
+
+    def has_module(self, scope: Sequence[str]) -> bool:
+        """Return whether any name or pattern in `scope` matches a module of the model."""
+
+    def start(self, command: Command, step: int, max_bytes: int) -> StartedDump:
+        """Start to capture `step`, of which at most `max_bytes` are written, for a command.
+
+        Raises:
+            DumpError: It cannot be captured or written; nothing is left then.
+        """
 
 
 class OrderedDumps:
     """Carries out, on this rank, the commands that arrive on the control page: dump, collect more, stop dumping."""
 
-    def __init__(self, origin: DumpOrigin, journal: JournalWriter, page: ControlPage) -> None:
-        self._origin = origin
+    def __init__(self, maker: DumpMaker, journal: JournalWriter, page: ControlPage) -> None:
+        self._maker = maker
         self._journal = journal
         self._page = page
         self._epoch = page.epoch()
         self._known: set[str] = set()
         self._orders: list[_ActiveOrder] = []
-        self._open: list[_OpenDump] = []
+        self._open: list[tuple[_ActiveOrder, StartedDump]] = []
 
     @property
     def are_any(self) -> bool:
@@ -65,7 +98,7 @@ class OrderedDumps:
         self._orders = [order for order in self._orders if step < order.command.first_step + order.command.num_steps]
         due = [order for order in self._orders if order.command.action is Action.DUMP and order.covers(step)]
         for order in due[:MAX_AT_ONCE]:
-            self._start_capture(step, order)
+            self._start(step, order)
         for order in due[MAX_AT_ONCE:]:
             self._tell_failed(
                 order.command, step, f"{MAX_AT_ONCE} other dumps of this step are ordered, as many as can be"
@@ -74,31 +107,33 @@ class OrderedDumps:
     def finish_step(self) -> None:
         """End the dumps of this step, and write what was captured."""
         finished, self._open = self._open, []
-        for dump in finished:
+        for _, dump in finished:
             dump.capture.detach()
-        for dump in finished:
-            self._close(dump)
+        for order, dump in finished:
+            self._close(order, dump)
 
-    def _close(self, dump: _OpenDump) -> None:
-        order, parcel, writer = dump.order, dump.parcel, dump.writer
-        step = writer.info.step
+    def stop_in_child(self) -> None:
+        """Leave open dumps to the process that this one was forked from."""
+        for _, dump in self._open:
+            dump.capture.stop_in_child()
+
+    def _close(self, order: _ActiveOrder, dump: StartedDump) -> None:
+        step = dump.writer.info.step
         try:
-            written = writer.close()
+            written = dump.close()
         except DumpError as error:
-            parcel.send()
             self._tell_failed(order.command, step, str(error))
-        else:
-            parcel.send()
-            order.bytes_left -= written.bytes_written
-            self._journal.append_event(
-                DumpEvent(
-                    step=step,
-                    command=order.command.id,
-                    status=DumpStatus.OVER_QUOTA if written.over_quota else DumpStatus.WRITTEN,
-                    dump=parcel.place,
-                    bytes=written.bytes_written,
-                )
+            return
+        order.bytes_left -= written.bytes_written
+        self._journal.append_event(
+            DumpEvent(
+                step=step,
+                command=order.command.id,
+                status=DumpStatus.OVER_QUOTA if written.over_quota else DumpStatus.WRITTEN,
+                dump=dump.parcel.place,
+                bytes=written.bytes_written,
             )
+        )
 
     def poll_commands(self, step: int, epoch: int) -> None:
         """Read new commands if the control page is at another `epoch` than before; `step` is the next one to begin."""
@@ -117,33 +152,19 @@ class OrderedDumps:
             self._orders.clear()
         elif command.first_step < step:
             self._journal.append_event(DumpEvent(step=step, command=command.id, status=DumpStatus.LATE))
-        elif command.scope and not self._origin.has_module(command.scope):
+        elif command.scope and not self._maker.has_module(command.scope):
             self._tell_failed(command, step, f"no module of the model is named by the scope {command.scope}")
         else:
             self._orders.append(_ActiveOrder(command=command, bytes_left=command.max_bytes))
 
-    def _start_capture(self, step: int, order: _ActiveOrder) -> None:
-        command = order.command
-        info = self._origin.info(command.id, step, command.reason)
-        parcel = self._origin.parcel(command.id, step)
-        most = self._origin.room(max(order.bytes_left, 0))
+    def _start(self, step: int, order: _ActiveOrder) -> None:
         try:
-            writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
-            writer.source = self._origin.source
+            dump = self._maker.start(order.command, step, max(order.bytes_left, 0))
         except DumpError as error:
-            parcel.delete()
             self._orders.remove(order)
-            self._tell_failed(command, step, str(error))
-            return
-        capture = ModuleCapture(
-            [stage.model for stage in self._origin.stages()],
-            writer,
-            scope=command.scope,
-            names=self._origin.names,
-            gathered=not self._origin.replayable.shadowed,
-        )
-        capture.attach()
-        self._open.append(_OpenDump(order=order, parcel=parcel, writer=writer, capture=capture))
+            self._tell_failed(order.command, step, str(error))
+        else:
+            self._open.append((order, dump))
 
     def _tell_failed(self, command: Command, step: int | None, reason: str) -> None:
         event = DumpEvent(step=step, command=command.id, status=DumpStatus.FAILED, reason=reason)
