@@ -26,6 +26,7 @@ class SimulatedAgent:
     """One agent and its ranks, which do `steps_per_s` steps per second from the start on.
 
     Attributes:
+        run_id: The run.
         attempt: Of the run.
         alerts: Its firing alerts, as an agent tells them.
         gone: Ranks that do not live any more.
@@ -38,6 +39,7 @@ class SimulatedAgent:
     def __init__(
         self, number: int, *, num_agents: int, num_ranks: int, steps_per_s: float, note: Callable[[Any], None]
     ) -> None:
+        self.run_id = "run"
         self.attempt = 1
         self.alerts: list[dict[str, Any]] = []
         self.gone: set[int] = set()
@@ -80,7 +82,7 @@ class SimulatedAgent:
             for r in self._ranks
         ]
         return {
-            "run_id": "run",
+            "run_id": self.run_id,
             "host": f"node{self._number:03d}",
             "attempt": self.attempt,
             "world_size": self._world_size,
