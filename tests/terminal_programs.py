@@ -18,8 +18,13 @@ from pathlib import Path
 
 LIMIT_S = 60.0
 CTRL_C = b"\x03"
-# The terminal has to be the process's own: that is whom Ctrl-C interrupts.
-_START = "import fcntl, os, sys, termios; fcntl.ioctl(2, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+# The terminal has to be the process's own: that is whom Ctrl-C interrupts. Tests that run in the background ignore it.
+_START = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class TerminalProgram:

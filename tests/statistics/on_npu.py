@@ -59,8 +59,8 @@ def test_rows_travel_by_streams_and_events_of_the_device(caplog):
     side = npu.events[-1].stream
     assert npu.calls == [
         f"{side} waits for {npu.DEFAULT.stream_id}",
-        f"event in {side}",
         f"used in {side}",
+        f"event in {side}",
     ]
     assert ring.ready() == []
     npu.events[-1].has_passed = True

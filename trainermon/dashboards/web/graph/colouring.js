@@ -1,5 +1,7 @@
 // What the fill of a box says: nothing beside its verdict, or a measure of what it gives, on a scale that is stated.
 
+import { el } from "../dom.js";
+
 /** @import { Box, Colouring, Graph } from "./types.js" */
 
 export const MODES = ["verdict", "relative error", "norm", "growth output/input", "type", "bytes", "overflow"];
@@ -8,6 +10,7 @@ const OVERFLOW = [
   { text: "high: is given such values and gives them, or grows a hundredfold", tone: "warning" },
   { text: "critical: gives them, and was given none", tone: "critical" },
 ];
+const TONES = ["page", "panel", "plot", "ink", "muted", "faint", "grid", "edge", "accent", "accent-2", "good", "good-soft", "info", "info-soft", "warning", "critical", "fatal"];
 const SMALLEST_ERROR = 1e-8;
 const MOST_GROWTH = 16;
 const STRENGTH = 0.5;
@@ -138,4 +141,29 @@ function mixed(from, to, share) {
   const parts = (/** @type {string} */ text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   const ends = parts(to);
   return `#${parts(from).map((one, at) => Math.round(one + (ends[at] - one) * share).toString(16).padStart(2, "0")).join("")}`;
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {{colour: string, text: string}[]} legend
+ * @param {string} text
+ */
+export function showLegend(element, legend, text) {
+  const swatches = legend.map((one) => {
+    const swatch = el("i", { cls: "swatch" });
+    swatch.style.background = one.colour;
+    return el("span", {}, swatch, one.text);
+  });
+  element.replaceChildren(...swatches, el("span", { cls: "dim" }, text));
+  element.hidden = !text;
+}
+
+/**
+ * The colours of the theme as it is now, by name, and its font.
+ * @returns {Record<string, string>}
+ */
+export function paletteNow() {
+  const style = getComputedStyle(document.documentElement);
+  const colours = Object.fromEntries(TONES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  return { ...colours, font: style.getPropertyValue("--font").trim() };
 }

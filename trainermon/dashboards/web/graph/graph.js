@@ -37,16 +37,17 @@ async function start() {
 
 /** @param {GraphView} view */
 function listen(view) {
-  view.search.addEventListener("input", () => void view.runSearch());
-  view.search.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") view.stepFinding(event.shiftKey ? -1 : 1);
-    if (event.key === "Escape") ((view.search.value = ""), void view.runSearch(), byId("tree").focus());
+  const { finder } = view;
+  finder.input.addEventListener("input", () => void finder.search());
+  finder.input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") finder.step(event.shiftKey ? -1 : 1);
+    if (event.key === "Escape") (finder.ask(""), byId("tree").focus());
   });
-  byId("next").addEventListener("click", () => view.stepFinding(1));
-  byId("previous").addEventListener("click", () => view.stepFinding(-1));
+  byId("next").addEventListener("click", () => finder.step(1));
+  byId("previous").addEventListener("click", () => finder.step(-1));
   byId("all").addEventListener("click", () => view.panes.fitAll());
   byId("show-help").addEventListener("click", () => view.help.showModal());
-  addEventListener("popstate", () => view.restore());
+  addEventListener("popstate", () => view.permalink.restore());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.readPalette());
 }
 

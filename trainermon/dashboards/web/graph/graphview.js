@@ -1,32 +1,27 @@
 // What is shown of the graphs: which rank, which node is selected, which colours, and every part of the page that follows.
 
 import { byId, el, paced, perFrame, select as selectOf, setText } from "../dom.js";
-import { asFragment, readFragment } from "./address.js";
-import { nodeChoices, savingChoices } from "./choices.js";
-import { colouringOf, MODES } from "./colouring.js";
-import { cellsOf, groupsOf, nodeIn, peersOf, stepsOf } from "./data/ranks.js";
-import { findNodes, ranksOf } from "./data/search.js";
-import { ancestorsOf, nameOf, VERDICT } from "./data/skeleton.js";
-import { along } from "./data/walking.js";
-import { firstOpen, SIDES } from "./folds.js";
+import { openNodeMenu } from "./choices.js";
+import { colouringOf, MODES, paletteNow, showLegend } from "./colouring.js";
+import { cellsOf, groupsOf, nodeIn, peersOf } from "./data/ranks.js";
+import { nameOf, VERDICT } from "./data/skeleton.js";
+import { Finder } from "./finder.js";
 import { showLevels } from "./levels.js";
-import { MapView, WHOLE } from "./map/mapview.js";
+import { MapView } from "./map/mapview.js";
 import { worstNodeAt } from "./map/stepmap.js";
-import { openMenu } from "./menu.js";
 import { GraphPanes } from "./panes.js";
-import { keepNotes, matchByHand, noteAt, undoMatch } from "./panel/notes.js";
-import { chooseTab, chosenTab, showPanel } from "./panel/panel.js";
+import { noteAt } from "./panel/notes.js";
+import { showPanel } from "./panel/panel.js";
+import { Permalink } from "./permalink.js";
 import { selectInTree, showTree } from "./tree.js";
 
 /** @import { GraphStore } from "./data/store.js" */
 /** @import { Address } from "./address.js" */
 /** @import { Graph, Member } from "./types.js" */
-/** @typedef {{place: number, node: number}} Place - a rank of those that are shown, and its node */
+/** @import { Place } from "./finder.js" */
 
-const MOST_HITS = 10_000;
 const ADDRESS_INTERVAL_MS = 150;
 const LEVELS = { each: "each rank", tp: "tp merged", model: "whole model" };
-const TONES = ["page", "panel", "plot", "ink", "muted", "faint", "grid", "edge", "accent", "accent-2", "good", "good-soft", "info", "info-soft", "warning", "critical", "fatal"];
 
 export class GraphView {
   /**
@@ -41,21 +36,17 @@ export class GraphView {
     this.shown = this.members.indexOf(graph.member);
     /** @type {Member | null} */
     this.awaited = null;
-    /** What the address says; before it says anything, there is nothing that one could go back to. */
-    this.kept = "";
-    this.finding = -1;
-    /** @type {Place[]} */
-    this.hits = [];
+    this.finder = new Finder(this);
+    this.permalink = new Permalink(this);
     this.mode = MODES[0];
     this.modes = [...MODES, ...graph.overlays];
     /** @type {Place[]} */
     this.peers = [];
     /** @type {Record<string, string>} */
     this.palette = {};
-    this.search = /** @type {HTMLInputElement} */ (byId("search"));
     this.help = /** @type {HTMLDialogElement} */ (byId("help"));
     this.map = this.newMap();
-    this.keepSoon = paced(() => this.keepAddress(), ADDRESS_INTERVAL_MS);
+    this.keepSoon = paced(() => this.permalink.keep(), ADDRESS_INTERVAL_MS);
     this.map.onzoom = this.keepSoon;
     this.readPalette();
     this.panes = this.newPanes();
@@ -68,7 +59,10 @@ export class GraphView {
 
   newMap() {
     const lines = () => this.members.map((member) => ({ member, judged: this.store.judged.get(member) }));
-    const map = new MapView(/** @type {HTMLCanvasElement} */ (byId("map")), lines, () => this);
+    const map = new MapView(/** @type {HTMLCanvasElement} */ (byId("map")), lines, () => {
+      const { shown, selected, peers, palette, finder: { hits } } = this;
+      return { shown, selected, peers, palette, hits };
+    });
     map.onpick = (line, place) => this.showRank(line, (graph) => worstNodeAt(graph, place));
     return map;
   }
@@ -83,7 +77,7 @@ export class GraphView {
     for (const pane of [main, panes.golden]) {
       pane.hasNote = (node) => Boolean(noteAt(this.graph, node));
       pane.onadd = (node) => this.add(node);
-      pane.onmenu = (node, point) => (this.select(node), this.openMenu(point));
+      pane.onmenu = (node, point) => (this.select(node), openNodeMenu(this, point));
     }
     return panes;
   }
@@ -101,67 +95,10 @@ export class GraphView {
     panes.show(graph);
     this.describe();
     const node = address.node ?? 0;
-    if (node > 0 && node < graph.count) this.open(address, node);
-    else if (graph.findings.length && address.node === undefined) this.stepFinding(1);
-    else this.open(address, 0);
+    if (node > 0 && node < graph.count) this.permalink.open(address, node);
+    else if (graph.findings.length && address.node === undefined) this.finder.step(1);
+    else this.permalink.open(address, 0);
     void this.readOthers();
-  }
-
-  /**
-   * Shows the graph as an address says.
-   * @param {Address} address
-   * @param {number} node
-   */
-  open({ open = [], shut = [], apart = [], at, colour, direction = 0, two = false, search = "", map, tab }, node) {
-    const { graph, panes, panes: { folds } } = this;
-    const known = (/** @type {number[]} */ nodes) => nodes.filter((one) => one < graph.count);
-    folds.reset(graph);
-    folds.reveal(graph, node);
-    for (const one of known(open)) folds.open.add(one);
-    for (const one of shut) folds.open.delete(one);
-    if (apart.length) folds.apart = new Set(known(apart));
-    folds.direction = direction;
-    if (tab) chooseTab(tab);
-    panes.main.side = two && graph.golden ? SIDES.target : SIDES.union;
-    panes.show(graph);
-    panes.arrange();
-    this.map.range = map ?? WHOLE;
-    this.colourBy(colour && this.modes.includes(colour) ? colour : MODES[0]);
-    this.search.value = search;
-    void this.runSearch();
-    if (node) panes.center(node);
-    else panes.fitAll();
-    if (at) panes.moveTo({ x: at[0], y: at[1], zoom: at[2] });
-    this.select(node);
-  }
-
-  /** @returns {Address} */
-  get address() {
-    const { graph, panes: { folds, isSplit, main: { camera } } } = this;
-    const first = firstOpen(graph);
-    const isWhole = this.map.range === WHOLE;
-    return {
-      of: this.store.members.length > 1 ? graph.label : undefined, node: this.selected,
-      open: [...folds.open].filter((node) => !first.has(node)), shut: [...first].filter((node) => !folds.open.has(node)), apart: [...folds.apart],
-      at: [camera.x, camera.y, camera.zoom], colour: this.mode === MODES[0] ? undefined : this.mode, direction: folds.direction,
-      two: isSplit, search: this.search.value, map: isWhole ? undefined : this.map.range, tab: chosenTab(),
-    };
-  }
-
-  /** Another rank or node is a new entry of the history, to which one can go back. */
-  keepAddress() {
-    const shown = `${this.graph.label} ${this.selected}`;
-    history[this.kept && this.kept !== shown ? "pushState" : "replaceState"](null, "", `#${asFragment(this.address)}`);
-    this.kept = shown;
-  }
-
-  /** Shows what the address says now, after somebody has gone back or changed it. */
-  restore() {
-    const address = readFragment(location.hash);
-    const member = this.store.members.find((one) => one.label === address.of) ?? this.graph.member;
-    this.kept = `${member.label} ${address.node ?? 0}`;
-    this.members = this.store.members.filter((one) => one.level === member.level);
-    this.showRank(this.members.indexOf(member), (graph) => ((address.node ?? 0) < graph.count ? (address.node ?? 0) : 0), address);
   }
 
   /**
@@ -202,18 +139,18 @@ export class GraphView {
     const isOther = graph !== this.graph;
     this.graph = graph;
     this.shown = this.members.indexOf(graph.member);
-    const isAcross = isOther && ranksOf(this.search.value).isAsked !== null;
-    if (isOther && !isAcross) [this.hits, this.finding] = [[], -1];
+    const { finder, finder: { isAcross } } = this;
+    if (isOther && !isAcross) finder.forget();
     if (isOther) {
       this.panes.show(graph);
       this.describe();
     }
-    if (address) this.open(address, node);
+    if (address) this.permalink.open(address, node);
     else this.goTo(node);
     this.tellFacts();
     if (!isOther) return;
-    if (isAcross) this.markHits();
-    else void this.runSearch();
+    if (isAcross) finder.mark();
+    else void finder.search();
     void this.readOthers();
   }
 
@@ -253,7 +190,7 @@ export class GraphView {
     setText(byId("sentence"), graph.sentence);
     byId("top").dataset.tone = graph.findings.length ? "bad" : graph.worst[0] > VERDICT.unmatched ? "warn" : "good";
     this.tellFacts();
-    this.tellFindings();
+    this.finder.tell();
     this.groups = groupsOf(store.header.skeletons, this.members, graph.step);
     this.colourBy(this.mode);
   }
@@ -271,20 +208,12 @@ export class GraphView {
     const { fillOf, legend, text } = colouringOf(graph, mode, this.palette);
     const judged = groups.map(({ member }) => store.judged.get(member));
     this.panes.colour((box) => fillOf(box, graph.sizes), (box) => cellsOf(judged, graph, box.nodes));
-    const swatches = legend.map((one) => {
-      const swatch = el("i", { cls: "swatch" });
-      swatch.style.background = one.colour;
-      return el("span", {}, swatch, one.text);
-    });
-    byId("legend").replaceChildren(...swatches, el("span", { cls: "dim" }, text));
-    byId("legend").hidden = !text;
+    showLegend(byId("legend"), legend, text);
     this.keepSoon();
   }
 
   readPalette() {
-    const style = getComputedStyle(document.documentElement);
-    const colours = Object.fromEntries(TONES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-    this.palette = { ...colours, font: style.getPropertyValue("--font").trim() };
+    this.palette = paletteNow();
     if (this.panes) (this.colourBy(this.mode), this.map.repaint());
   }
 
@@ -293,7 +222,7 @@ export class GraphView {
     const { panes, graph } = this;
     if (!graph.golden) return void setText(byId("status"), "There is one side only.");
     panes.split(!panes.isSplit);
-    panes.mark(this.hitsHere());
+    panes.mark(this.finder.hitsHere);
     if (this.selected) panes.center(this.selected);
     else panes.fitAll();
   }
@@ -309,7 +238,7 @@ export class GraphView {
     this.fillPanel();
     showLevels(byId("levels"), graph, members, { shown, selected: node }, { goTo, showRank });
     setText(byId("status"), `${nameOf(graph, node)}, ${byId("panel").querySelector(".verdict")?.textContent ?? ""}`);
-    this.keepAddress();
+    this.permalink.keep();
     selectInTree(byId("tree"), panes.main.boxOf(node));
     panes.repaint();
     this.map.repaint();
@@ -324,22 +253,6 @@ export class GraphView {
     if (!others.delete(node) && node !== this.selected) others.add(node);
     setText(byId("status"), `${others.size + 1} selected`);
     this.panes.repaint();
-  }
-
-  match() {
-    this.tell(matchByHand(this.graph, [this.selected, ...this.panes.folds.others]));
-  }
-
-  undoMatch() {
-    this.tell(undoMatch(this.graph));
-  }
-
-  /** @param {string} what - was done with the matches, which are kept */
-  tell(what) {
-    this.fillPanel();
-    const said = el("p", { cls: "told", role: "status" }, what);
-    byId("panel").prepend(said);
-    void keepNotes(this.graph).then((why) => why && said.append(` Not kept: ${why}.`));
   }
 
   findPeers() {
@@ -361,123 +274,7 @@ export class GraphView {
     this.panes.reveal(node);
     this.select(node);
     this.panes.center(node);
-    this.panes.mark(this.hitsHere());
-  }
-
-  /** @param {number} step */
-  stepFinding(step) {
-    const { places } = this;
-    if (!places.length) return;
-    this.finding = (Math.max(this.finding, step < 0 ? 0 : -1) + step + places.length) % places.length;
-    this.tellFindings();
-    const { place, node } = places[this.finding];
-    if (!this.hits.length) this.panes.folds.open.add(node);
-    if (place === this.shown) this.goTo(node);
-    else this.showRank(place, () => node);
-  }
-
-  /** @param {number | undefined} node */
-  goToIfAny(node) {
-    if (node !== undefined && node >= 0) this.goTo(node);
-  }
-
-  /** One level up: what it is in; from the model, ranks put together further. */
-  toParent() {
-    const { graph, selected, levels } = this;
-    if (selected > 0) this.goTo(graph.parents[selected]);
-    else if (levels.selectedIndex + 1 < levels.options.length) this.showLevel(levels.options[levels.selectedIndex + 1].value);
-  }
-
-  /** @param {number} by */
-  stepStep(by) {
-    const steps = stepsOf(this.members);
-    const next = steps[steps.findIndex(({ step }) => step === this.graph.step) + by];
-    if (!next) return;
-    const same = this.members.findIndex((one) => one.step === next.step && one.rank === this.graph.rank);
-    this.showRank(same >= 0 ? same : next.place);
-  }
-
-  /** @param {"producers" | "consumers"} which */
-  follow(which) {
-    this.goToIfAny(along(this.graph, this.selected, which));
-  }
-
-  /**
-   * Shows one direction alone; again: both.
-   * @param {number} direction
-   */
-  showDirection(direction) {
-    const { panes, graph, panes: { folds } } = this;
-    folds.direction = folds.direction === direction ? 0 : direction;
-    if ([...ancestorsOf(graph, this.selected), this.selected].some((node) => folds.isLeftOut(graph, node))) this.select(0);
-    panes.arrange();
-    panes.fitAll();
-  }
-
-  /** Looks closer on the map at what is selected; again: shows the whole step. */
-  zoomMap() {
-    const { graph: { sizes, count }, selected, map } = this;
-    const margin = sizes[selected] / 4;
-    if (map.range === WHOLE && selected > 0) map.zoom((selected - margin) / count, (selected + sizes[selected] + margin) / count);
-    else map.zoom(...WHOLE);
-  }
-
-  /** Searches the rank that is shown, or those that the query names, which are read for it. */
-  async runSearch() {
-    const query = this.search.value;
-    const { words, isAsked } = ranksOf(query);
-    const { members, graph, store } = this;
-    const places = isAsked ? members.flatMap(({ step, rank }, place) => (step === graph.step && isAsked(rank) ? [place] : [])) : [this.shown];
-    /** @type {Place[]} */
-    const hits = [];
-    for (const place of query ? places : []) {
-      const searched = store.graphs.get(members[place]) ?? await store.load(members[place]);
-      if (this.search.value !== query) return;
-      const nodes = words ? findNodes(searched, words, MOST_HITS - hits.length) : searched.findings.map(({ node }) => node);
-      hits.push(...nodes.map((node) => ({ place, node })));
-    }
-    this.hits = hits;
-    this.finding = -1;
-    this.tellFindings();
-    this.markHits();
-    this.keepSoon();
-  }
-
-  markHits() {
-    this.panes.mark(this.hitsHere());
-    this.map.repaint();
-  }
-
-  /** The hits in the graph that is shown. */
-  hitsHere() {
-    return this.hits.filter(({ place }) => place === this.shown).map(({ node }) => node);
-  }
-
-  /** What one can go through: the hits of a search, else where something began. */
-  get places() {
-    return this.hits.length ? this.hits : this.graph.findings.map(({ node }) => ({ place: this.shown, node }));
-  }
-
-  tellFindings() {
-    const { places: { length }, finding, hits, search } = this;
-    const counted = search.value ? foundText(hits) : length ? `${length} finding${length > 1 ? "s" : ""}` : "";
-    setText(byId("finding"), finding >= 0 ? `${finding + 1} of ${length}` : counted);
-    byId("steps").hidden = !counted;
-  }
-
-  /** What can be saved, as a menu. */
-  openExport() {
-    const { left, top } = byId("graph").getBoundingClientRect();
-    openMenu({ x: left + 16, y: top + 16 }, savingChoices(this));
-  }
-
-  /**
-   * What can be done with the selected node.
-   * @param {{x: number, y: number}} [point]
-   */
-  openMenu(point) {
-    const { left, top } = byId("graph").getBoundingClientRect();
-    openMenu(point ?? { x: left + 16, y: top + 16 }, nodeChoices(this));
+    this.panes.mark(this.finder.hitsHere);
   }
 
   /** @param {string} text */
@@ -487,13 +284,7 @@ export class GraphView {
   }
 
   copyAddress() {
-    this.keepAddress();
+    this.permalink.keep();
     this.copy(location.href);
   }
-}
-
-/** @param {Place[]} hits */
-function foundText(hits) {
-  const ranks = new Set(hits.map(({ place }) => place)).size;
-  return `${hits.length.toLocaleString("en")} found${ranks > 1 ? ` in ${ranks} ranks` : ""}`;
 }
