@@ -62,6 +62,21 @@ def test_the_rows_of_a_rank_are_those_of_its_gradients(job, mode, rank):
                 np.testing.assert_allclose(got, truth(ms.Tensor(kept[prefix + name])), rtol=1e-6, atol=1e-6)
 
 
+def test_what_a_model_averages_by_itself_is_seen_before_and_after(job):
+    """The sum of the elements is linear: that of the mean over ranks is the mean of theirs."""
+    journals = [RankJournal(job / "model/spool/job", rank) for rank in RANKS]
+
+    assert [sorted(journal.rows) for journal in journals] == [list(range(STEPS))] * len(RANKS)
+    for step in range(STEPS):
+        reduced, other = (journal.of(step, Kind.GRAD_REDUCED) for journal in journals)
+        own = [journal.of(step, Kind.GRAD_UNREDUCED) for journal in journals]
+        assert reduced == other
+        assert set(reduced) == set(own[0]) == set(own[1])
+        for name, row in reduced.items():
+            assert own[0][name].sum != own[1][name].sum
+            assert row.sum == pytest.approx((own[0][name].sum + own[1][name].sum) / 2, rel=1e-4, abs=1e-5)
+
+
 def test_the_ranks_know_their_places(job):
     for rank in RANKS:
         about = json.loads((job / f"pynative/job/ranks/rank{rank:05}.json").read_text())["coordinates"]

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import dataset, nn
 from mindspore.communication import create_group, get_group_size, get_rank, init
+from mindspore.train import Model
 
 from tests.monitor.mindspore.trainings import SmallTraining
 from trainermon import TrainerMon
+from trainermon.monitor.integrations.mindspore import TrainerMonCallback
 
 STEPS, FAULT, FAULTY = 5, 3, 1
 """How many steps there are; on which the gradients are not finite any more, and through which rank."""
@@ -63,16 +65,30 @@ def trained(mode, config=None):
     return training, kept
 
 
+def train_by_model(config):
+    """Train with MindSpore's `Model`, which averages gradients by itself, under the callback."""
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    training = RankTraining(mode="pynative")
+    x, y = (training.random.normal(size=(4 * STEPS, width)).astype(np.float32) for width in (8, 2))
+    data = dataset.NumpySlicesDataset({"x": x, "y": y}, shuffle=False, num_parallel_workers=1).batch(4)
+    model = Model(training.net, nn.MSELoss(), training.optimizer)
+    model.train(1, data, callbacks=[TrainerMonCallback(config)], dataset_sink_mode=False)
+
+
+def settings(own, agent):
+    """Return a configuration that keeps all in the folder `own`."""
+    return {"output_dir": str(own), "spool_dir": str(own / "spool"), "run_id": "job", "agent": agent}
+
+
 def main(folder: Path) -> None:
-    """Train in both modes, and write gradients and whether any bit differs into a file of the rank."""
+    """Train in both modes, and write gradients and whether any bit differs into a file of the rank; then by `Model`."""
     ms.set_context(device_target="CPU")
     init()
     create_group("everyone", list(range(get_group_size())))
     for mode, agent in (("pynative", {"wait_s": 60}), ("jit step", {"start": False})):
         bare, _ = trained(mode)
         own = folder / mode.replace(" ", "_")
-        config = {"output_dir": str(own), "spool_dir": str(own / "spool"), "run_id": "job", "agent": agent}
-        watched, kept = trained(mode, config)
+        watched, kept = trained(mode, settings(own, agent))
         arrays = {
             f"{side}/{step}/{parameter.name}": array
             for step, both in enumerate(kept)
@@ -80,6 +96,7 @@ def main(folder: Path) -> None:
             for parameter, array in zip(watched.optimizer.parameters, gradients, strict=True)
         }
         np.savez(own / f"rank{get_rank()}.npz", is_same=bare.bits() == watched.bits(), **arrays)
+    train_by_model(settings(folder / "model", {"start": False}))
 
 
 if __name__ == "__main__":
