@@ -219,6 +219,7 @@ def test_nothing_is_left_on_the_model(tmp_path):
     [
         ({"level": "L2"}, "level"),
         ({"task": "overflow_check"}, "task: found 'overflow_check', expected one of statistics, tensor, structure"),
+        ({"task": "grad_probe"}, r"for its task use trainermon\.monitor\.mindspore\.gradient_probe\.GradientMonitor"),
     ],
 )
 def test_what_mindspore_does_not_show_is_refused(tmp_path, arguments, message):

@@ -256,7 +256,12 @@ def _read(config_path: str | Path | None, arguments: Mapping[str, Any]) -> tuple
     except ConfigError as error:
         raise error if path is None else ConfigError(f"{path}: {error}") from error
     if config.task not in TASKS:
-        raise ConfigError(f"task: found {shown(config.task)}, expected one of {', '.join(TASKS)} with MindSpore")
+        where = "" if path is None else f"{path}: "
+        probe = "trainermon.monitor.mindspore.gradient_probe.GradientMonitor"
+        advice = f"; for its task use {probe}" if config.task == "grad_probe" else ""
+        raise ConfigError(
+            f"{where}task: found {shown(config.task)}, expected one of {', '.join(TASKS)} with MindSpore{advice}"
+        )
     if config.level not in LEVELS:
         raise ConfigError(f"level: found {shown(config.level)}, expected one of {', '.join(LEVELS)} with MindSpore")
     return config, notes
