@@ -34,7 +34,8 @@ def test_a_line_says_what_ranks_and_agent_have_written(tmp_path: Path) -> None:
     curves = StoredCurves.made(40, started_s=1.79e9)
     fired = alert_of()
     over = dataclasses.replace(fired, id="other", state=AlertState.RESOLVED, severity=Severity.FATAL)
-    store_run(tmp_path / "base", curves, world_size=4, tags=("sweep", "lr-3e-4"), alerts=(fired, over))
+    elsewhere = dataclasses.replace(fired, id="elsewhere", rank=1)
+    store_run(tmp_path / "base", curves, world_size=4, tags=("sweep", "lr-3e-4"), alerts=(fired, over, elsewhere))
 
     facts = listed(tmp_path)["base"]
 

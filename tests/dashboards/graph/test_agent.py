@@ -43,7 +43,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def test_each_dump_leads_to_its_graph(run: Any, page: Page) -> None:
     page.goto(run.running()["url"])
-    page.locator("#dumps tr", has_text="step8").get_by_role("link", name="Graph").click()
+    page.locator("#dumps tr", has_text="step8").get_by_role("link", name="graph").click()
     page.wait_for_selector("body[data-ready]")
 
     assert page.text_content("#sentence") == "Everything is finite."

@@ -44,6 +44,18 @@ SCRIPT = """async ([[header, pieces], open]) => {
 }""".replace("LOAD", LOAD_FIRST)
 
 
+MARKED = """async ([header, pieces]) => {
+    const { layOut } = await import('/graph/layout.js');
+    const { closedBoxes } = await import('/graph/wires.js');
+    LOAD
+    graph.nonfinite.fill(1);
+    const measure = (text) => 7 * text.length;
+    const root = layOut(graph, { isOpen: () => true, isApart: () => false }, measure);
+    const titleOf = ({ label, nodes }) => `!◆ ${label}${nodes.length > 1 ? `  x${nodes.length}` : ''}`;
+    return closedBoxes(root).map((box) => [box.width, measure(titleOf(box))]);
+}""".replace("LOAD", LOAD_FIRST)
+
+
 IN_VIEW = """async ([[header, pieces], most]) => {
     const { layOut } = await import('/graph/layout.js');
     const { boxesInView } = await import('/graph/scene.js');
@@ -77,10 +89,21 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def _laid_out(page: Page, directory: Path, opened: Any = "all") -> tuple[GraphTree, Any]:
     tree = read_tree(directory)
+    return tree, page.evaluate(SCRIPT, [_packed(tree, directory), opened])
+
+
+def _packed(tree: GraphTree, directory: Path) -> Any:
     code = PageCode()
     lines = code.add(tree, read_stacks(directory), (), None)
     rank = DrawnRank("rank0", str(directory), tree, judge_alone(tree, directory), find_flow(tree), {}, lines, code)
-    return tree, page.evaluate(SCRIPT, [header_and_pieces(pack_rank(rank)), opened])
+    return header_and_pieces(pack_rank(rank))
+
+
+def test_a_title_with_both_marks_stays_in_its_box(page: Page, dumps: dict[str, Path]) -> None:
+    found = page.evaluate(MARKED, _packed(read_tree(dumps["faulty"]), dumps["faulty"]))
+
+    assert len(found) > 20
+    assert all(10 + title <= width - 4 for width, title in found)
 
 
 @pytest.mark.parametrize("name", ["faulty", "wide", "deep", "empty"])

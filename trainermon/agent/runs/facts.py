@@ -58,7 +58,7 @@ class RunFacts:
         nodes: Names of its nodes.
         step: The newest stored step.
         loss: Of that step, the mean over ranks; infinity: it is not finite; None: not recorded.
-        alerts_firing: How many alerts fire.
+        alerts_firing: How many alerts fire; one for all ranks that share rule and first step, as on the run's page.
         alerts: How many there were.
         worst: The gravest severity of those that fire, else None.
         tags: What the configuration calls it.
@@ -216,12 +216,17 @@ def make_facts(place: RunPlace, files: RunFiles, ends: Mapping[Path, NewestRows 
         nodes=tuple(log.parent.name for log in files.logs),
         step=step,
         loss=loss,
-        alerts_firing=len(firing),
-        alerts=len(alerts),
+        alerts_firing=_num_rows(firing),
+        alerts=_num_rows(alerts),
         worst=max((alert.severity for alert in firing), key=_SEVERITIES.index, default=None),
         tags=_tags((config or {}).get("tags")),
         framework=_framework(place.path),
     )
+
+
+def _num_rows(alerts: Sequence[Alert]) -> int:
+    """Return how many rows the run's own page has for these alerts: what a rule found on many ranks at once is one."""
+    return len({(alert.rule, alert.attempt, alert.first_step, alert.state, alert.severity) for alert in alerts})
 
 
 def announces(path: Path) -> bool:

@@ -220,7 +220,7 @@ export function showDumps(dumps, { onShow }) {
     el("td", {}, formatSpans(dump.ranks ?? [])),
     el("td", {}, el("span", { cls: `pill ${STATUS_TONES[dump.status] ?? "pending"}` }, STATUSES[dump.status] ?? dump.status)),
     el("td", { cls: "where" }, el("code", { title: dump.path }, dump.path ?? "–")),
-    el("td", { cls: "links" }, el("a", { href: graphAddress(dump) }, "Graph"), " ", diagnosisLink(dump.diagnosis))));
+    el("td", { cls: "links" }, el("a", { href: graphAddress(dump) }, "graph"), " ", diagnosisLink(dump.diagnosis))));
   byId("dumps").replaceChildren(table("dump-table cards", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
 }
 

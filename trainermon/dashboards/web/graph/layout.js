@@ -39,8 +39,9 @@ function boxOf(graph, fold, at, opened, measure) {
   const node = nodes[0];
   const box = emptyBox(node, nodes, labelOf(graph, nodes));
   const isOpen = graph.sizes[node] > 1 && opened.isOpen(node);
-  const width = measure(box.label) + 26 + (nodes.length > 1 ? measure(`×${nodes.length}`) + 10 : 0);
-  box.width = Math.max(MIN_WIDTH, width);
+  const times = nodes.length > 1 ? measure(`×${nodes.length}`) + 10 : 0;
+  const sign = graph.nonfinite[node] ? measure("◆") + 4 : 0;
+  box.width = Math.max(MIN_WIDTH, measure(box.label) + 26 + times + sign);
   box.height = TITLE;
   if (isOpen) fill(graph, box, opened, measure);
   return box;

@@ -16,7 +16,7 @@ const AXES = [["step", "steps"], ["time", "time"], ["tokens", "tokens"]];
 const NUMBERS = {
   loss: { title: "Loss", hint: "mean of ranks and micro steps" },
   grad_norm: { title: "Gradient norm", hint: "of the collected parameters, before clipping", log: true },
-  step_time: { title: "Step time", hint: "of the slowest rank", format: formatSeconds },
+  step_time: { title: "Step time", hint: "of the slowest rank, in seconds", format: formatSeconds },
   tokens_per_second: { title: "Tokens per second", hint: "all ranks together" },
 };
 
