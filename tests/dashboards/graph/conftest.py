@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from trainermon.cli import main
 
 RECORDED = Path(__file__).parents[2] / "analysis" / "compare" / "recorded"
 OpenGraph = Callable[..., Page]
+
+
+def expect_shown(page: Page, label: str) -> None:
+    """Wait until the graph of the step and rank is shown, not only being read."""
+    expect(page.locator("#facts")).to_contain_text(re.compile(f"^(?!Reading ).*{re.escape(label)}"))
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.dashboards.graph.conftest import OpenGraph
+from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 
 pytestmark = pytest.mark.server
 
+ROUNDING = 1  # of 255
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -24,10 +28,18 @@ def _zoom_map(page: Page) -> None:
     page.mouse.move(0, 0)
 
 
+def _look_the_same(page: Page, other: Page, part: str) -> bool:
+    """Whether a part of two pages looks the same; a browser may round a pixel at a corner either way."""
+    one, another = (
+        np.asarray(Image.open(io.BytesIO(shot.locator(part).screenshot())), np.int16) for shot in (page, other)
+    )
+    return one.shape == another.shape and int(np.abs(one - another).max()) <= ROUNDING
+
+
 def _set_apart(page: Page) -> None:
     """Leave a layer apart from those that are like it."""
     page.get_by_label("step and rank").select_option("0")
-    expect(page.locator("#facts")).to_contain_text("step0 rank0")
+    expect_shown(page, "step0 rank0")
     page.keyboard.press("ArrowLeft")
 
 
@@ -53,21 +65,18 @@ def test_a_link_shows_the_very_same(open_graph: OpenGraph, name: str) -> None:
     VIEWS[name](page)
     page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
     if name == "other rank":
-        expect(page.locator("#facts")).to_contain_text("rank2")
+        expect_shown(page, "rank2")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("c")
     address = page.evaluate("window.copied")
 
     again = open_graph("ranks", f"#{address.partition('#')[2]}")
     again.wait_for_selector("body[data-complete]")
-    shots = []
     for one in (page, again):
         one.evaluate(DRAWN)
-        shots.append([one.locator(part).screenshot() for part in ("#stage", "#map", "#panel")])
-        shots[-1].append(one.input_value("#search").encode())
-        shots[-1].append(str(one.text_content("#facts")).encode())
-    names = ("boxes", "map", "panel", "search", "facts")
-    assert [part for part, one, other in zip(names, *shots, strict=True) if one != other] == []
+    assert [part for part in ("#stage", "#map", "#panel") if not _look_the_same(page, again, part)] == []
+    assert again.input_value("#search") == page.input_value("#search")
+    assert again.text_content("#facts") == page.text_content("#facts")
 
 
 def test_going_back_shows_what_was_selected_before(open_graph: OpenGraph) -> None:
@@ -76,15 +85,15 @@ def test_going_back_shows_what_was_selected_before(open_graph: OpenGraph) -> Non
     page.keyboard.press("ArrowUp")
     expect(selected).to_have_text("layers.0 Block")
     page.get_by_label("step and rank").select_option("2")
-    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    expect_shown(page, "step0 rank2")
     page.keyboard.press("ArrowLeft")
     expect(selected).to_have_text("forward ")
 
     page.go_back()
     expect(selected).to_have_text("layers.0 Block")
-    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    expect_shown(page, "step0 rank2")
     page.go_back()
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
     expect(selected).to_have_text("layers.0 Block")
     page.go_back()
     expect(selected).to_have_text("layers.1 Block")

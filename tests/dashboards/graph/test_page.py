@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from tests.dashboards.graph.conftest import RECORDED, OpenGraph
+from tests.dashboards.graph.conftest import RECORDED, OpenGraph, expect_shown
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
@@ -114,14 +114,14 @@ def test_the_strip_leads_to_the_worst_at_its_place(open_graph: OpenGraph) -> Non
 
 def test_the_rank_with_the_finding_is_shown_and_the_others_are_a_key_away(open_graph: OpenGraph) -> None:
     page = open_graph("ranks")
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
     assert page.text_content(SELECTED) == "layers.1 Block"
 
     page.keyboard.press(",")
-    expect(page.locator("#facts")).to_contain_text("step0 rank0")
+    expect_shown(page, "step0 rank0")
     assert page.text_content("#sentence").startswith("The dumps agree")
     page.keyboard.press(",")
-    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    expect_shown(page, "step0 rank2")
     page.get_by_label("step and rank").select_option("1")
     expect(page.locator(SELECTED)).to_have_text("layers.1 Block")
 
@@ -133,7 +133,7 @@ def test_every_rank_has_a_line_in_the_map(open_graph: OpenGraph) -> None:
     assert box is not None
 
     strip.click(position={"x": box["width"] / 2, "y": box["height"] - 12})
-    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    expect_shown(page, "step0 rank2")
     address = page.evaluate("location.hash")
     again = open_graph("ranks", address)
     assert again.text_content("#facts") == page.text_content("#facts")

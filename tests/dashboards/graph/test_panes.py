@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.analysis.graph.shared_dumps import write_shared
 from tests.analysis.graph.test_notes import write_renamed_around
-from tests.dashboards.graph.conftest import OpenGraph
+from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
@@ -128,22 +128,22 @@ def test_a_line_of_code_leads_to_all_of_them(open_graph: OpenGraph) -> None:
 def test_a_search_over_ranks_leads_from_rank_to_rank(open_graph: OpenGraph) -> None:
     page = open_graph("ranks")
     page.keyboard.press(",")
-    expect(page.locator("#facts")).to_contain_text("step0 rank0")
+    expect_shown(page, "step0 rank0")
     page.keyboard.press("/")
     page.keyboard.type("rank:*")
     expect(page.locator("#finding")).to_have_text("1 found")  # where it began in any rank
     page.keyboard.press("Enter")
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
     expect(page.locator(SELECTED)).to_have_text("layers.1 Block")
     page.fill("#search", "rank:0,2 class:linear fc1")
     expect(page.locator("#finding")).to_have_text("12 found in 2 ranks")
     page.press("#search", "Shift+Enter")
     page.press("#search", "Shift+Enter")
-    expect(page.locator("#facts")).to_contain_text("step0 rank2")
+    expect_shown(page, "step0 rank2")
     expect(page.locator("#finding")).to_have_text("11 of 12")
     page.press("#search", "Escape")
     page.keyboard.press(",")
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
     expect(page.locator("#finding")).to_have_text("1 finding")
 
 
@@ -186,7 +186,7 @@ def test_one_level_up_leads_from_a_call_to_the_whole_model(open_graph: OpenGraph
     page.keyboard.press("Alt+ArrowUp")
 
     assert seen == ["forward", "micro step 0", "model"]
-    expect(page.locator("#facts")).to_contain_text("step0 whole model")
+    expect_shown(page, "step0 whole model")
 
 
 def test_overflow_and_numbers_of_ones_own_are_colours(open_graph: OpenGraph, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.analysis.graph.shared_dumps import write_shared
 from tests.analysis.graph.test_meetings import write_collectives
-from tests.dashboards.graph.conftest import OpenGraph
+from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
@@ -27,7 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_screen_shows_the_rank_where_it_began(open_graph: OpenGraph, shared: Path) -> None:
     page = open_graph(shared)
 
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
     assert str(page.text_content("#panel h2")).startswith("norm LayerNorm")
 
 
@@ -37,15 +36,15 @@ def test_a_dial_puts_the_ranks_together_at_the_same_node(open_graph: OpenGraph, 
     assert dial.locator("option").all_text_contents() == ["each rank", "whole model"]
     dial.select_option("model")
 
-    expect(page.locator("#facts")).to_contain_text("step0 whole model")
+    expect_shown(page, "step0 whole model")
     assert str(page.text_content("#panel h2")).startswith("norm LayerNorm")
     assert "tp 1 of 2 that differ" in str(page.text_content("#panel table"))
     page = open_graph(shared, page.evaluate("location.hash"))
-    expect(page.locator("#facts")).to_contain_text("step0 whole model")
+    expect_shown(page, "step0 whole model")
     page.locator("#levels .crumb").first.click()
     assert "is merged from 2 ranks (tp 2)" in str(page.text_content("#panel"))
     page.get_by_label("ranks put together").select_option("each")
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
 
 
 def test_a_collective_leads_to_the_ranks_that_it_met(open_graph: OpenGraph, tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_a_collective_leads_to_the_ranks_that_it_met(open_graph: OpenGraph, tmp_
     assert peers.all_text_contents() == ["step0 rank1"]
     assert page.locator("#map").screenshot() != plain
     peers.first.click()
-    expect(page.locator("#facts")).to_contain_text("step0 rank1")
+    expect_shown(page, "step0 rank1")
     assert str(page.text_content("#panel h2")).startswith("all_gather")
 
 
@@ -80,8 +79,8 @@ def test_steps_are_bars_as_high_as_they_differ(open_graph: OpenGraph, tmp_path: 
     assert len(set(heights)) == 3
     assert "step 2: differs by" in str(bars.last.get_attribute("aria-label"))
     bars.first.click()
-    expect(page.locator("#facts")).to_contain_text("step0")
+    expect_shown(page, "step0")
     page.keyboard.press("}")
-    expect(page.locator("#facts")).to_contain_text("step1")
+    expect_shown(page, "step1")
     page.keyboard.press("{")
     assert bars.first.get_attribute("aria-current") == "step"

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from tests.dashboards.graph.conftest import OpenGraph
+from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
@@ -31,7 +31,7 @@ def test_ranks_that_are_judged_alike_share_a_row(open_graph: OpenGraph) -> None:
     assert [row[0].split("\t")[:2] for row in rows] == [["0, 2", "2"], ["1 dp 1", "1"]]
     assert "began here" in rows[1][0]
     page.get_by_role("button", name="0, 2").click()
-    expect(page.locator("#facts")).to_contain_text("step0 rank0")
+    expect_shown(page, "step0 rank0")
     assert page.get_by_role("tab", name="Ranks").get_attribute("aria-selected") == "true"
 
 
