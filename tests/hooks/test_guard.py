@@ -128,3 +128,30 @@ def test_a_saved_tensor_with_a_contained_hook_gives_no_warning():
     leaf.register_hook(FaultGuard(pytest.fail).wrap(lambda gradient: None))
 
     assert torch.equal(through_torch_save(leaf), leaf)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # what a compiler has to say
+def test_a_hook_that_runs_within_a_compiled_function_is_called_and_not_compiled():
+    leaves = [torch.full((2,), float(number), requires_grad=True) for number in range(20)]
+    seen, graphs = [], []
+
+    def hook(number, gradient):
+        seen.append((number, (gradient * 2).sum().item()))
+
+    def compiler(graph, inputs):
+        graphs.append(graph.code)
+        return graph
+
+    def go_back():
+        torch._dynamo.graph_break()
+        sum((leaf * leaf).sum() for leaf in leaves).backward()
+
+    guard = FaultGuard(pytest.fail)
+    for number, leaf in enumerate(leaves):
+        leaf.register_hook(guard.wrap(hook, number))
+    with torch._dynamo.config.patch(recompile_limit=3):
+        torch.compile(go_back, backend=compiler)()
+
+    assert sorted(seen) == [(number, 8.0 * number) for number in range(20)]
+    assert len(graphs) == 1  # that of `go_back` itself
+    torch._dynamo.reset()

@@ -107,6 +107,33 @@ def test_gradients_and_what_is_recorded_are_filed_under_their_own_step(places, e
     assert all(torch.equal(a, b) for a, b in zip(weights, alone, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # what a compiler has to say
+def test_a_backward_pass_within_a_compiled_function_is_read(places, caplog):
+    model, gradients = Net(), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def go_back(x):
+        torch._dynamo.graph_break()
+        model(x).square().mean().backward()
+
+    compiled_back = torch.compile(go_back, backend="eager")
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for step in range(STEPS):
+            compiled_back(torch.randn(3, 4))
+            gradients[step] = {name: p.grad.clone() for name, p in model.named_parameters()}
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    journal = RankJournal(only_spool(places[0]))
+    for step in range(STEPS):
+        for name, row in journal.of(step, Kind.GRAD_UNREDUCED).items():
+            assert_equal(row, gradients[step][name])
+        assert journal.of(step, Kind.GRAD_UNREDUCED).keys() == gradients[step].keys()
+    assert "backward passes that were seen" not in caplog.text
+
+
 @pytest.mark.parametrize("entry", [by_call_then_by_method, by_turns, compiled], ids=lambda entry: entry.__name__)
 @pytest.mark.parametrize("record", ["never", "seldom"])
 def test_a_bad_step_is_called_by_its_own_number(places, entry, record):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.compiler import is_dynamo_compiling
 
-from trainermon.hooks.guard import ContainedCall, FaultGuard
+from trainermon.hooks.guard import ContainedCall, FaultGuard, never_compiled
 from trainermon.monitor.session.phases import QuietSteps
 from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
@@ -86,6 +86,7 @@ class _QuietEntry(ContainedCall):
         super().__init__(guard, function)
         self._quiet = quiet
 
+    @never_compiled
     def __call__(self, *args: Any) -> Any:
         return None if self._quiet.are_short else super().__call__(*args)
 
@@ -93,6 +94,7 @@ class _QuietEntry(ContainedCall):
 class _QuietExit(_QuietEntry):
     __slots__ = ()
 
+    @never_compiled
     def __call__(self, *args: Any) -> Any:
         quiet = self._quiet
         if quiet.are_short:
