@@ -59,9 +59,15 @@ class TapContext:
 
 
 class TapCollection:
-    """Makes, attaches and runs the taps (code that reads tensors where they arise) that one configuration asks for."""
+    """Makes, attaches and runs the taps (code that reads tensors where they arise) that one configuration asks for.
 
-    def __init__(self, context: TapContext, config: MonitorConfig) -> None:
+    Args:
+        context: What they need.
+        config: The configuration.
+        first: The step from which it holds.
+    """
+
+    def __init__(self, context: TapContext, config: MonitorConfig, *, first: int) -> None:
         training, collector, steps, guard = context.training, context.collector, context.steps, context.guard
         indices = [
             i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets, p.stage, config.exclude)
@@ -85,7 +91,12 @@ class TapCollection:
         )
         self._values = StepValues(training, collector)
         self._signs = context.signs(config.gradient_signs)
-        chosen_histograms = ChosenHistograms(config.histograms, collector.table, step_interval=config.step_interval)
+        chosen_histograms = ChosenHistograms(
+            config.histograms,
+            collector.table,
+            first=max(config.start_step, first),
+            step_interval=config.step_interval,
+        )
         collector.histograms = chosen_histograms if config.histograms.kinds else None
         self._features = FeatureTaps(training.modules, collector, steps, guard, config)
         self._structure = StructureRecorder(

@@ -13,15 +13,20 @@ from trainermon.monitor.session.collection import TapCollection, TapContext
 class DueTaps:
     """Attaches the taps (code that reads tensors) on the steps that are collected, and detaches them on the others.
 
+    Args:
+        context: What the taps watch, and where their rows go.
+        config: The configuration in force.
+        first: The first step of this start.
+
     Attributes:
         context: What the taps watch, and where their rows go.
         collection: The taps.
         is_due: Whether the open step is collected.
     """
 
-    def __init__(self, context: TapContext, config: MonitorConfig) -> None:
+    def __init__(self, context: TapContext, config: MonitorConfig, *, first: int) -> None:
         self.context = context
-        self.collection = TapCollection(context, config)
+        self.collection = TapCollection(context, config, first=first)
         self.is_due = False
         self._config = config
         self._schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
@@ -31,7 +36,7 @@ class DueTaps:
         self.detach()
         self._config = config
         self._schedule = Schedule(max(config.start_step, step), config.step_interval, config.collect_times)
-        self.collection = TapCollection(self.context, config)
+        self.collection = TapCollection(self.context, config, first=step)
 
     def prepare(self, step: int, *, is_ordered: bool) -> None:
         """Attach the taps if `step` is collected, else detach them.

@@ -127,7 +127,7 @@ class StepLoop:
             structure=parts.structure,
             signs=parts.signs,
         )
-        self.taps = DueTaps(context, config)
+        self.taps = DueTaps(context, config, first=step)
         self._check = FiniteGradientCheck(parts.dumps.replays, self.taps, self._step, self.phases)
         self._unseen = UnseenChanges(training, self.collector, guard)
         self._hooks = StepHooks(training, guard)

@@ -14,19 +14,21 @@ class ChosenHistograms:
     Args:
         config: Which kinds, targets and steps.
         table: The series that its numbers are about.
+        first: The first step that may be collected.
         step_interval: Every how many steps are collected: of these, the first in each `config.step_interval` is due.
     """
 
-    def __init__(self, config: HistogramsConfig, table: SeriesNumbers, *, step_interval: int) -> None:
+    def __init__(self, config: HistogramsConfig, table: SeriesNumbers, *, first: int, step_interval: int) -> None:
         self._config = config
         self._kinds = frozenset(map(Kind, config.kinds))
         self._table = table
         self._step_interval = step_interval
+        self._until = first + step_interval
         self._wanted: dict[int, bool] = {}
 
     def is_due(self, step: int) -> bool:
         """Return whether histograms are taken on `step`, if it is collected."""
-        return step % self._config.step_interval < self._step_interval
+        return step % self._config.step_interval < self._step_interval or step < self._until
 
     def wants(self, series: int) -> bool:
         """Return whether the series with this number has a histogram on steps that are due."""
