@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,21 @@ def test_the_screen_has_it_instead_of_the_tree(capsys: Any) -> None:
 def test_names_like_it_are_told_where_there_is_none(capsys: Any) -> None:
     assert main(["graph", SOUND, "--node", "layers.1.fc1"]) == 1
     assert KEY in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Module.layers.1.fc7.Linear.forward.0", "the nearest are Module.layers.1."),
+        ("layernrom", "layer_norm"),
+        ("§", "none is called alike; --depth 9, without --node, shows them"),
+    ],
+)
+def test_what_is_told_instead_is_like_it_and_of_how_many(name: str, said: str, capsys: Any) -> None:
+    assert main(["graph", SOUND]) == 0
+    (count,) = re.findall(r": (\d+ nodes)$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["graph", SOUND, "--node", name]) == 1
+
+    shown = capsys.readouterr().err
+    assert f"no graph has a node {name!r}; of {count} " in shown
+    assert said in shown

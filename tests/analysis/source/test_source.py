@@ -179,7 +179,8 @@ def test_of_what_went_wrong_within_a_library_its_line_and_the_own_one_are_told(t
     library = tmp_path / "site-packages" / "layers.py"
     library.parent.mkdir()
     library.write_text(
-        "import torch\n\n\ndef squashed(x):\n    return torch.log(x * 0)\n\n\ndef wrapped(x):\n    return squashed(x)\n"
+        "import torch\n\n\ndef squashed(x):\n    return torch.log(x * 0)\n\n\ndef wrapped(x):\n    return doubled(squashed(x))\n"
+        "\n\ndef doubled(x):\n    return x + x\n"
     )
     (library.parent / "wrappers.py").write_text("import layers\n\n\ndef around(x):\n    return layers.wrapped(x)\n")
     text = SCRIPT.replace("import sys", f"import sys; sys.path.insert(0, {str(library.parent)!r}); import wrappers")
@@ -192,3 +193,4 @@ def test_of_what_went_wrong_within_a_library_its_line_and_the_own_one_are_told(t
     shown = capsys.readouterr().out
     assert shown.index("return torch.log(x * 0)") < shown.index("h = wrappers.around(h)")
     assert shown.count("▲") == 2
+    assert [shown.count(f"{file}\n") for file in ("train.py", "layers.py", "wrappers.py")] == [1, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from trainermon.dump.files.sources import is_library, parse_frame
 MAX_NAMED = 8
 """So many rows, places where values come from, and lines of a stack are told on the screen."""
 MAX_NEAR = 3
+_MAX_LIKE = 10_000
+"""Among so many keys the most alike are found in half a second."""
+_LIKE = 0.3
 
 
 def find_node(tree: GraphTree, name: str) -> int | None:
@@ -37,13 +41,17 @@ def find_node(tree: GraphTree, name: str) -> int | None:
 
 
 def names_like(tree: GraphTree, name: str) -> list[str]:
-    """Return keys of calls that have the text `name` in them; else those that end or begin as it does."""
+    """Return keys of calls that have the text `name` in them; else those that begin as it does, else the most alike.
+
+    At most `MAX_NEAR`; of the last kind maybe none, found among the first `_MAX_LIKE` keys.
+    """
     keys = [node.call.key for node in tree.nodes if node.call is not None and not node.slot]
     part = name.lower()
     for text in (part, part.rpartition(".")[0], ".".join(part.split(".")[:3])):
         if text and (near := [key for key in keys if text in key.lower()]):
             return near[:MAX_NEAR]
-    return keys[:MAX_NEAR]
+    last = {key.lower(): key for key in keys[:_MAX_LIKE]}
+    return [last[near] for near in difflib.get_close_matches(part, last, n=MAX_NEAR, cutoff=_LIKE)]
 
 
 def describe_node(

@@ -308,8 +308,7 @@ def _write_database(args: argparse.Namespace, places: Sequence[GraphPlace], make
 def _show(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
     told = _told(reports)
     if args.node is not None and all(one.chosen is None for one in told):
-        near = dict.fromkeys(name for one in told for name in one.near)
-        raise DumpError(f"no graph has a node {args.node!r}; there are {', '.join(list(near)[:MAX_NEAR])}")
+        raise DumpError(f"no graph has a node {args.node!r}; {_near(told)}")
     if args.json:
         sys.stdout.write(json.dumps([one.document for one in told], indent=1) + "\n")
     else:
@@ -317,6 +316,15 @@ def _show(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
     if args.output is not None:
         _write(reports, args)
         note(f"wrote {args.output}")
+
+
+def _near(reports: Sequence[GraphReport]) -> str:
+    """Return, of graphs that have no node of the name that was asked for, what they have instead."""
+    near = list(dict.fromkeys(name for one in reports for name in one.near))[:MAX_NEAR]
+    of = f"of {max(one.num_nodes for one in reports):,} nodes"
+    if not near:
+        return f"{of} none is called alike; --depth 9, without --node, shows them"
+    return f"{of} the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
 
 
 def _told(reports: Sequence[GraphReport]) -> list[GraphReport]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.analysis.graph.findings import NodeVerdict
@@ -53,10 +52,13 @@ def _worst(report: SourceReport) -> Iterator[str]:
         files = {line.file for line in report.lines}
         yield f"{counted(len(report.lines), 'line')} in {counted(len(files), 'file')} made calls; none is at fault."
         return
-    for file, group in groupby(wrong[:_MAX_WRONG], key=lambda line: line.file):
+    shown: dict[str, list[LineCalls]] = {}  # the file of the worst line first
+    for line in wrong[:_MAX_WRONG]:
+        shown.setdefault(line.file, []).append(line)
+    for file, of_file in shown.items():
         yield printable(file)
         yield _head(report)
-        for line in group:
+        for line in of_file:
             yield _row(line.line, report.texts[file].get(line.line, line.code).strip(), line, report)
             yield from (f"{'':22}{printable(key)}: {printable(said)}" for key, said in line.messages[:3])
         yield ""
