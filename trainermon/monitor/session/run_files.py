@@ -30,6 +30,10 @@ class DescribedParameter(Protocol):
     """Interface of a parameter: its tensor, of any framework, and what of it this rank's optimizer holds."""
 
     @property
+    def name(self) -> str:
+        """Its name in the whole model."""
+
+    @property
     def tensor(self) -> Any:
         """The parameter that the model holds."""
 
@@ -151,6 +155,7 @@ def _about_rank(
         "framework": training.framework,
         "parameters": sum(_num_counted(p) for p in training.parameters),
         "modules": [module.name for module in training.modules],
+        "parameter_names": [parameter.name for parameter in training.parameters],
         "bytes_per_step": bytes_per_step,
     }
 
