@@ -192,10 +192,24 @@ def test_first_difference_is_said_with_the_command_and_shown(
     sentences = page.locator(".difference")
     expect(sentences.first).to_contain_text("The loss differs from step 120 on:")
     expect(sentences.nth(1)).to_contain_text("The gradient norm is the same on all 200 common steps, 0 to 199.")
+    expect(page.locator(".next")).to_contain_text("Where it begins, in which module and on which rank")
     expect(page.locator(".next code")).to_have_text(f"trainermon diagnose {folder}/base --against {folder}/tuned")
     page.get_by_role("button", name="Show step 120").click()
     expect(page.locator("#zoom-text")).to_have_text(re.compile(r"^10\d to 13\d$"))
     assert "from=" in page.url
+
+
+def test_curves_that_are_the_same_begin_to_differ_nowhere(tmp_path: Path, open_page: OpenPage) -> None:
+    for name in ("one", "other"):
+        store_run(tmp_path / name, CURVES)
+    with serving_runs(tmp_path) as server:
+        page = open_page(server, comparison("one", "other"))
+
+        expect(page.locator(".difference").first).to_contain_text("The loss is the same on all 200 common steps")
+        expect(page.locator(".next")).to_have_text(
+            f"Whether the runs differ in anything else, and where: "
+            f"trainermon diagnose {tmp_path}/one --against {tmp_path}/other"
+        )
 
 
 def test_a_loss_that_is_not_finite_is_marked(server: RunsServer, open_page: OpenPage) -> None:

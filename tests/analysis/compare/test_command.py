@@ -23,7 +23,7 @@ def test_the_summary_is_one_screen_and_begins_with_the_cause(capsys):
     assert "rows      1 error, 144 warning, 101 pass, 6 unmatched" in lines
     assert any("record_with_msprobe.py" in line for line in lines if line.startswith("called in"))
     assert len(lines) <= 40
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 180
 
 
 @pytest.mark.parametrize("name", FORMATS)

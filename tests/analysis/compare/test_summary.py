@@ -42,7 +42,7 @@ def linear(weight=1.0, given=1.0, result=1.0):
 def test_a_parameter_that_differed_before_is_where_it_came_in(tmp_path):
     found = compared(tmp_path, linear(weight=1.5, result=1.5), linear())
 
-    words = "the parameter differs by 0.33 before that call, and no call before it made that"  # 0.5 of 1.5
+    words = "the parameter differs by 0.33 of its size before that call, and no call before it made that"  # 0.5 of 1.5
     assert found.headline == f"The first difference came in with {LINEAR}.parameters.weight: {words}."
     assert found.blamed == ((LINEAR, words),)
     assert found.differs
@@ -64,7 +64,9 @@ def test_what_an_earlier_step_did_to_the_parameters_is_said_once(tmp_path):
 
     ((key, words),) = found.blamed
     assert key == "Module.fc1.Linear.forward.0"
-    assert words.startswith("2 of 3 parameters differ before the step, this one most, by 0.2, and no")  # 0.25 of 1.25
+    assert words.startswith(
+        "2 of 3 parameters differ before the step, this one most, by 0.2 of its size, and no"
+    )  # 0.25 of 1.25
     assert found.headline == f"The first difference came in with {key}.parameters.weight: {words}."
 
 
@@ -87,7 +89,7 @@ def test_a_result_that_inputs_do_not_explain_is_to_blame(tmp_path):
     found = compared(tmp_path, linear(result=2.0), linear())
 
     assert found.headline == (
-        f"The first difference arose in {LINEAR}: its results differ by 0.5, its inputs not at all."
+        f"The first difference arose in {LINEAR}: its results differ by 0.5 of their size, its inputs not at all."
     )
 
 

@@ -179,7 +179,8 @@ def test_of_what_went_wrong_within_a_library_its_line_and_the_own_one_are_told(t
     library = tmp_path / "site-packages" / "layers.py"
     library.parent.mkdir()
     library.write_text(
-        "import torch\n\n\ndef squashed(x):\n    return torch.log(x * 0)\n\n\ndef wrapped(x):\n    return doubled(squashed(x))\n"
+        "import torch\n\n\ndef squashed(x):\n    return torch.log(x * 0)\n"
+        "\n\ndef wrapped(x):\n    return doubled(squashed(x))\n"
         "\n\ndef doubled(x):\n    return x + x\n"
     )
     (library.parent / "wrappers.py").write_text("import layers\n\n\ndef around(x):\n    return layers.wrapped(x)\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
 from trainermon.core.terminal.escapes import printable
@@ -21,6 +21,11 @@ MAX_NOTES = 6
 _MAX_LINES = 40
 _NO_PARTNERS = "no call of the target is in the golden dump"
 _MAX_DUMPS = 12
+SIZES = {
+    Mode.STATISTICS: "a share of the tensor's size: of max, min, mean and norm, that which differs most",
+    Mode.TENSOR: "a share of the tensor's size: the norm of the difference over the larger norm",
+}
+"""What a number is by which something differs, by what is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +183,7 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     if len(changed) < 2 or 2 * len(changed) <= len(known):
         return causes
     call, row = max(changed, key=lambda one: _size_of(one[1]))
-    by = f" by {_size_of(row):.2g}," if math.isfinite(_size_of(row)) else ""
+    by = f" by {_size_of(row):.2g} of its size," if math.isfinite(_size_of(row)) else ""
     words = (
         f"{len(changed):,} of {len(known):,} parameters differ before the step, this one most,{by} and no call of the "
         "step made that: an earlier step did, or what was loaded"
@@ -208,13 +213,13 @@ def _described(call: CallResult) -> str:
     if not math.isfinite(call.output_error):
         return "its results differ in their bits, its inputs do not"
     given = f"its inputs by {call.input_error:.2g}" if call.input_error else "its inputs not at all"
-    return f"its results differ by {call.output_error:.2g}, {given}"
+    return f"its results differ by {call.output_error:.2g} of their size, {given}"
 
 
 def _gave(call: CallResult) -> str:
     given = f"its own inputs by {call.input_error:.2g}" if call.input_error else "its own inputs not at all"
     if math.isfinite(call.output_error):
-        return f"what it gave to {call.given_to} differs by {call.output_error:.2g}, {given}"
+        return f"what it gave to {call.given_to} differs by {call.output_error:.2g} of its size, {given}"
     if math.isnan(call.output_error):
         return f"what it gave to {call.given_to} is NaN or Inf on one side only"
     own = f"its own inputs differ by {call.input_error:.2g}" if call.input_error else "its own inputs do not differ"
@@ -225,7 +230,7 @@ def _came_in(call: CallResult) -> str:
     row = next(row for row in call.rows if row.target and row.target.place == call.origin)
     what = "the parameter" if row.target and row.target.state == PARAMETERS else "the input"
     size = row.difference.relative
-    by = "" if size is None or math.isinf(size) else f" by {size:.2g}"
+    by = "" if size is None or math.isinf(size) else f" by {size:.2g} of its size"
     return f"{what} differs{by} before that call, and no call before it made that"
 
 
@@ -296,6 +301,8 @@ def _details(outcome: ComparisonOutcome) -> Iterator[str]:
     yield f"target    {outcome.target}"
     yield f"golden    {outcome.golden}"
     yield f"mode      {outcome.mode}{f', {outcome.label}' if outcome.label else ''}"
+    if outcome.differs and outcome.mode in SIZES:
+        yield f"differs   by {SIZES[Mode(outcome.mode)]}"
     yield f"rows      {', '.join(f'{outcome.rows[result]:,} {result}' for result in RESULTS)}"
     yield f"calls     {', '.join(f'{outcome.calls[result]:,} {result}' for result in RESULTS)}"
     if outcome.only_target or outcome.only_golden:

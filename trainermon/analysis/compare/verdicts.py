@@ -157,7 +157,7 @@ def _meaning(call: JudgedCall, ours: DumpRow, theirs: DumpRow, relative: float) 
             ERROR,
             f"NaN or Inf {where}{', as in its inputs' if ours.state == OUTPUT and not call.blamed else ''}.",
         )
-    size = f"{relative:.2g}" if math.isfinite(relative) else "bits only"
+    size = f"{relative:.2g} of its size" if math.isfinite(relative) else "bits only"
     if ours.state != OUTPUT:
         what = "the parameter" if ours.state == PARAMETERS else "the input"
         if ours.place in call.origins:

@@ -11,6 +11,7 @@ from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.summary import (
     RESULTS,
+    SIZES,
     called_in,
     causes_of,
     headline,
@@ -67,6 +68,8 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
     yield f"# {headline(comparison)}"
     yield ""
     yield f"Target `{comparison.target}`, golden `{comparison.golden}`, compared by {comparison.mode.value}."
+    if comparison.mode in SIZES:
+        yield f"What differs, does so by {SIZES[comparison.mode]}."
     yield ""
     yield "| " + " | ".join(RESULTS) + " |"
     yield "|" + "---:|" * len(RESULTS)
@@ -106,7 +109,8 @@ def _html(comparison: Comparison) -> Iterator[str]:
     yield f"<h1>{_text(title)}</h1>"
     yield f'<div class="dim">target <code>{_text(str(comparison.target))}</code><br>'
     yield f"golden <code>{_text(str(comparison.golden))}</code><br>"
-    yield f"compared by {', '.join(filter(None, (comparison.mode.value, _text(comparison.label))))}</div>"
+    yield f"compared by {', '.join(filter(None, (comparison.mode.value, _text(comparison.label))))}"
+    yield f"<br>what differs, does so by {SIZES[comparison.mode]}</div>" if comparison.mode in SIZES else "</div>"
     counts = comparison.row_counts()
     tiles = (f'<div class="tile {name}"><b>{counts[name]:,}</b>rows: {name}</div>' for name in RESULTS)
     yield f'<div class="tiles">{"".join(tiles)}</div>'

@@ -45,6 +45,8 @@ export class Differences {
 
 /** @param {(DifferenceAnswer | string)[]} answers */
 function next(answers) {
-  const command = answers.map((answer) => (typeof answer === "string" ? "" : answer.command)).find(Boolean);
-  return command ? el("p", { cls: "next" }, "Where it begins, in which module and on which rank: ", el("code", {}, command)) : "";
+  const known = answers.filter((answer) => typeof answer !== "string");
+  if (!known.length) return "";
+  const what = known.some(({ any }) => any) ? "Where it begins, in which module and on which rank: " : "Whether the runs differ in anything else, and where: ";
+  return el("p", { cls: "next" }, what, el("code", {}, known[0].command));
 }
