@@ -60,6 +60,47 @@ def test_a_value_recorded_on_a_quiet_step_is_filed_under_it(places):
     assert found == {0: 0.0, 5: 5.0, 6: 6.0, 12: 12.0}
 
 
+class Recording:
+    """A training of which some steps are recorded: before the backward, after it, or after the optimizer's step."""
+
+    def __init__(self, place, steps, **config):
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        total = torch.zeros(())
+        with TrainerMon({"agent": {"start": False}, **config}) as monitor:
+            monitor.set_monitor(model, optimizer)
+            for step in range(STEPS):
+                model.eval()(torch.randn(5, 4))  # no step of its own
+                output = model.train()(torch.randn(5, 4))
+                total += step
+                for now in ("before backward", "after backward", "after step"):
+                    if now == place and step in steps:
+                        monitor.record(number=float(step))
+                        monitor.record(total=total)
+                        total.zero_()
+                    if now == "before backward":
+                        output.square().sum().backward()
+                    elif now == "after backward":
+                        optimizer.step()
+                        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("config", [{"step_interval": 1000}, {"step_interval": 7}, {"start_step": 9}, {}])
+@pytest.mark.parametrize(
+    "steps", [range(5, STEPS, 6), range(0, STEPS, 10), range(STEPS), range(6, STEPS, 7), [STEPS - 1]]
+)
+@pytest.mark.parametrize("place", ["before backward", "after backward", "after step"])
+def test_what_some_steps_record_is_filed_under_them(places, place, steps, config):
+    Recording(place, steps, **config)
+
+    journal = RankJournal(only_spool(places[0]))
+    found = {step: journal.of(step, Kind.STEP) for step in journal.rows}
+    numbers = {step: rows["number"].sum for step, rows in found.items() if "number" in rows}
+    totals = [rows["total"].sum for rows in found.values() if "number" in rows]
+    assert numbers == {step: float(step) for step in steps}
+    assert sum(totals) == sum(range(steps[-1] + 1))
+
+
 @pytest.mark.parametrize(("look_s", "is_told"), [(0.0, True), (1000.0, False)])
 def test_a_rank_tells_where_it_is_as_often_as_it_looks(places, monkeypatch, look_s, is_told):
     monkeypatch.setattr(phases, "LOOK_S", look_s)

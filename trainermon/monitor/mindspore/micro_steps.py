@@ -84,6 +84,10 @@ class CellSteps:
         """Whether a forward or a backward of the open step was seen."""
         return self._forwards > 0 or self.backward > 0
 
+    def await_forward(self) -> bool:
+        """Return False: the roots are hooked on all steps, or not at all."""
+        return False
+
     @property
     def is_thrown_away(self) -> bool:
         """Whether all backwards of the step have ended, and another forward begins without an optimizer step."""

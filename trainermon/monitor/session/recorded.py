@@ -31,6 +31,9 @@ class StepCounter(Protocol):
     def has_begun(self) -> bool:
         """Whether a forward of the step has begun."""
 
+    def await_forward(self) -> bool:
+        """Have `has_begun` tell of the next forward if it does not, as the step is not watched; return whether so."""
+
     def micro_step(self, stage: int) -> int:
         """Return the number of the micro step whose forward runs."""
 

@@ -32,7 +32,8 @@ class RecordPlace(enum.Enum):
 class ScriptValues:
     """Records the numbers that the script passes to `record` under the step they belong to: the open one, or the last.
 
-    Where in its loop the script records is learnt from its first call.
+    Where in its loop the script records is learnt from its first call. If forwards are not watched then, what it
+    records waits for the optimizer's step: a forward before that tells that the call came after a step.
 
     Args:
         recorder: Files values under the step that is open in the collector.
@@ -61,6 +62,7 @@ class ScriptValues:
         self._place = RecordPlace.UNKNOWN
         self.exited_s = self._duration_s = 0.0
         self._quiet = quiet
+        self._waiting: list[Mapping[str, Tensor | float]] = []
 
     def file(self, values: Mapping[str, Tensor | float]) -> None:
         """Record `values` under the step that runs, wherever in its loop the script records."""
@@ -77,11 +79,32 @@ class ScriptValues:
         """
         if self._quiet is not None:
             self._quiet.end()
+        has_begun = self._steps.has_begun
+        if has_begun:
+            self.settle()
         has_ended_one = self._step.number > self._step.first
+        is_between = has_ended_one and not has_begun
         if self._place is RecordPlace.UNKNOWN:
-            is_after = has_ended_one and not self._steps.has_begun
-            self._place = RecordPlace.AFTER if is_after else RecordPlace.BEFORE
-        if self._place is RecordPlace.AFTER and has_ended_one and not self._steps.has_begun:
+            if has_ended_one and self._steps.await_forward():
+                self._waiting.append({name: _copied(value) for name, value in values.items()})
+                return
+            self._place = RecordPlace.AFTER if is_between else RecordPlace.BEFORE
+        self._file(values, is_late=is_between and self._place is RecordPlace.AFTER)
+
+    def settle(self, *, is_over: bool = False) -> None:
+        """File what waits until it is known where the script records: its optimizer step begins, or training `is_over`.
+
+        Training that ends between two steps ends behind one.
+        """
+        if self._waiting:
+            is_late = is_over or self._steps.has_begun
+            self._place = RecordPlace.AFTER if is_late else RecordPlace.BEFORE
+            waiting, self._waiting = self._waiting, []
+            for values in waiting:
+                self._file(values, is_late=is_late)
+
+    def _file(self, values: Mapping[str, Tensor | float], *, is_late: bool) -> None:
+        if is_late:
             with self._collector.late(self._step.number - 1):
                 self.file(values)
                 self.recorder.file_rate(self._duration_s)
@@ -115,3 +138,8 @@ class ScriptValues:
         is_learning = is_young and self._place is RecordPlace.UNKNOWN
         if self._place is not RecordPlace.AFTER and not is_learning:
             self._collector.seal_ended()
+
+
+def _copied(value: Tensor | float) -> Tensor | float:
+    """Return `value` as it is now: a script may add to a tensor, or set it to zero, before it is filed."""
+    return value if isinstance(value, int | float) else value.detach().clone()

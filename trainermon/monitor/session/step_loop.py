@@ -173,6 +173,7 @@ class StepLoop:
         it is what the training `failed` in, or its gradients are not finite.
         """
         self._quiet.end()
+        self.values.settle(is_over=True)
         self._hooks.detach()
         if self._step.number == self._step.first:
             self._unseen.look_for_step()
@@ -243,6 +244,7 @@ class StepLoop:
     def _entry(self) -> None:
         if self._quiet.enter():
             return
+        self.values.settle()
         self.collector.seal_ended()
         self.phases.beat(Phase.OPTIMIZER)
         if not self.taps.is_due:

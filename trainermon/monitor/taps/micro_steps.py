@@ -91,6 +91,8 @@ class MicroSteps:
         self._armed = False
         self._reached: set[int] = set()
         self._handles: list[TapHandle] = []
+        self._awaiting: list[TapHandle] = []
+        self._has_come = False
         self._on_forward_begin = on_forward_begin
         self._on_forward_mode = on_forward_mode
         self._on_forward_end = on_forward_end
@@ -144,7 +146,23 @@ class MicroSteps:
     @property
     def has_begun(self) -> bool:
         """Whether a forward or a backward of the open step was seen."""
-        return bool(self._reached) or any(stage.forward >= 0 or stage.backward > 0 for stage in self._stages)
+        return (
+            bool(self._reached)
+            or self._has_come
+            or any(stage.forward >= 0 or stage.backward > 0 for stage in self._stages)
+        )
+
+    def await_forward(self) -> bool:
+        """Have `has_begun` tell of the next forward of the open step, of which nothing is watched; return whether so.
+
+        It is not where steps are watched, nor where a root was compiled in place: it takes no hooks.
+        """
+        roots = self._training.roots
+        if self.attached or any(root._compiled_call_impl is not None for root in roots):
+            return False
+        if not self._awaiting:
+            self._awaiting.extend(root.register_forward_pre_hook(self._guard.wrap(self._comes)) for root in roots)
+        return True
 
     @property
     def has_backward(self) -> bool:
@@ -183,8 +201,14 @@ class MicroSteps:
         for stage in self._stages:
             stage.new_step()
         self.expected = self._num_expected
-        self.counting = self._armed = False
+        self.counting = self._armed = self._has_come = False
         self._reached.clear()
+        for handle in self._awaiting:
+            handle.remove()
+        self._awaiting.clear()
+
+    def _comes(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        self._has_come |= module.training and torch.is_grad_enabled() and not self.muted and not in_backward()
 
     def _before_forward(self, stage: int, module: nn.Module, _args: tuple[Any, ...]) -> None:
         if self.stepping and not self._training.is_stepping():
