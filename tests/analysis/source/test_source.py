@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def test_the_line_that_makes_infinities_comes_first(infinite, capsys):
     first = next(line for line in shown if line.startswith("▲"))
     assert first.split()[1] == str(line_of(text, "torch.log"))
     assert "h = torch.log(torch.relu(h) * 0)" in first
+
+
+def test_what_is_said_of_several_steps_stands_once(infinite, tmp_path, capsys):
+    for step in ("step0", "step1"):
+        shutil.copytree(infinite / "step0", tmp_path / step)
+
+    one, both = document(capsys, infinite)["lines"], document(capsys, tmp_path)["lines"]
+
+    assert [line["messages"] for line in both] == [line["messages"] for line in one]
+    assert sum(len(line["messages"]) for line in one) > 0
 
 
 def test_code_that_differs_is_shown_above_the_numbers(faulty, sound, capsys):

@@ -81,7 +81,9 @@ async def _serve(opened: Sequence[Path], args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     await desk.look()
-    _log.info("%d runs of %s: %s", len(desk.runs.facts), ", ".join(map(str, opened)), server.url)
+    count = len(desk.runs.facts)
+    runs = "1 run" if count == 1 else f"{count} runs"
+    _log.info("%s of %s: %s", runs, ", ".join(map(str, opened)), server.url)
     if args.open:
         webbrowser.open(server.url)
     await stopping.wait()

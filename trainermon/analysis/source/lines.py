@@ -28,7 +28,7 @@ class LineCalls:
         verdict: The worst verdict of any of them.
         error: Largest relative difference of their results; NaN: none is known.
         nonfinite: How many of them gave a value that is not finite.
-        messages: What is said of those where something began: the call's key, and the sentence.
+        messages: What is said of those where something began: the call's key, and the sentence; of several steps once.
         is_nearest: Whether one of these was made in this very line, and not in what it called.
     """
 
@@ -111,7 +111,8 @@ def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
                 line.backwards += node.direction == BACKWARD and node.kind is not GraphKind.GRADIENTS
             if at in said and is_told:
                 line.is_nearest = line.is_nearest or depth == 0
-                line.messages += ((f"{node.call.key}{f'.{node.slot}' if node.slot else ''}", said[at]),)
+                message = (f"{node.call.key}{f'.{node.slot}' if node.slot else ''}", said[at])
+                line.messages += () if message in line.messages else (message,)
 
 
 def _innermost(stack: Sequence[str]) -> Iterator[SourceFrame]:
