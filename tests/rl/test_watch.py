@@ -188,6 +188,32 @@ def test_few_prompts_are_remembered(watch, monkeypatch):
     assert watch._are_known([[1], [2], [3]], 2).tolist() == [False, True, True]
 
 
+def test_weights_that_are_sent_after_a_step_do_not_make_its_engine_old(watch):
+    made, goes_on = Step(1), threading.Event()
+    list(watch.sent({"a": torch.ones(3)}, version=1))
+    watch._thread.submit(goes_on.wait)
+
+    with watch.step(1):
+        watch.rollout(logprobs=made.rollout, ids=made.ids, mask=made.mask, version=1)
+        watch.train(logprobs=made.train, ids=made.ids, mask=made.mask)
+    list(watch.sent({"a": torch.ones(3)}, version=2))
+    goes_on.set()
+
+    assert watch.report(1).version_lag == 0
+
+
+def test_a_step_that_is_left_out_is_said_once(watch, caplog):
+    goes_on = threading.Event()
+    watch._thread.submit(goes_on.wait)
+    for number in range(5):
+        tell(watch, number, Step(1))
+    goes_on.set()
+
+    assert (watch.num_skipped, watch.report(2)) == (3, None)
+    (record,) = caplog.records
+    assert "faster than they can be compared" in record.getMessage()
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
 def test_types_have_short_names(tmp_path, dtype):
     watch = rl.Watch(tmp_path, rank=0, dtype=dtype)

@@ -30,13 +30,17 @@ class Settings:
 
 @dataclasses.dataclass(slots=True)
 class WatchedStep:
-    """What was passed in during a step, in the order of the calls."""
+    """What was passed in during a step, in the order of the calls.
+
+    `sent` are the versions of the weights that had been sent when it ended.
+    """
 
     number: int
     rollout: list[Snapshot] = dataclasses.field(default_factory=list)
     train: list[Snapshot] = dataclasses.field(default_factory=list)
     engines: list[tuple[str, int | None]] = dataclasses.field(default_factory=list)
     known: list[Flags | None] = dataclasses.field(default_factory=list)
+    sent: tuple[int, ...] = ()
 
 
 def judge_step(step: WatchedStep, settings: Settings, weights: WeightCheck | None) -> Report:

@@ -270,7 +270,12 @@ class Watch:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainermon-rl")
         if sum(not future.done() for future in self._reports.values()) >= MAX_PENDING:
             self.num_skipped += 1
+            self.say_once(
+                f"steps follow each other faster than they can be compared: where {MAX_PENDING} wait, the next one is "
+                "left out of the reports"
+            )
             return
+        step.sent = tuple(files.sent_versions(self.folder))
         self._reports = dict(list(self._reports.items())[-REPORTS_KEPT:])
         future = self._thread.submit(self._judge, step)
         self._reports[step.number] = future
@@ -288,13 +293,12 @@ class Watch:
 
     def _version(self, step: WatchedStep) -> int | None:
         versions = [version for _, version in step.engines if version is not None]
-        return max(versions) if versions else max(files.sent_versions(self.folder), default=None)
+        return max(versions) if versions else max(step.sent, default=None)
 
     def _lag(self, step: WatchedStep) -> int | None:
         """Return how many versions behind what was sent the oldest engine is."""
         versions = [version for _, version in step.engines if version is not None]
-        sent = files.sent_versions(self.folder)
-        return max(0, sent[-1] - min(versions)) if versions and sent else None
+        return max(0, max(step.sent) - min(versions)) if versions and step.sent else None
 
     def _record(self) -> None:
         """Hand the numbers of finished steps to the monitor, in the thread of the training."""

@@ -58,7 +58,8 @@ def screen_of_run(
         yield ""
         yield from _worst(report, decode)
     if report.version_lag:
-        yield f"  note: an engine samples with weights that are {report.version_lag} versions old"
+        age = "1 version" if report.version_lag == 1 else f"{report.version_lag} versions"
+        yield f"  note: an engine samples with weights that are {age} old"
     for note in report.notes:
         yield f"  note: {printable(note)}"
 
