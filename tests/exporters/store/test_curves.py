@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -210,19 +211,51 @@ def test_numbers_of_some_steps_alone_and_of_too_many_are_refused(
 
 def test_each_learning_rate_and_recorded_number_has_a_column(tmp_path: Path) -> None:
     groups = [SeriesKey(Kind.STEP, "learning_rate", str(group)) for group in range(11)]
-    keys = [*groups, SeriesKey(Kind.STEP, "b"), SeriesKey(Kind.STEP, 'a "quoted", name')]
-    segments = tmp_path / "nodes" / "host-a" / "segments"
-    segments.mkdir(parents=True)
-    writer = SegmentWriter(segments)
-    values = {key: np.array([float(place)]) for place, key in enumerate(keys)}
-    writer.add(
-        dataclasses.replace(header_of(0), series=tuple(keys), placements=()), keys, block_of(values, keys, step=1)
-    )
-    writer.seal({}).write()
+    names = ["b", 'a "quoted", name', "=1+1", "9" * 5000]
+    keys = [*groups, *(SeriesKey(Kind.STEP, name) for name in names)]
+    store_steps(tmp_path, keys)
 
     (line,) = csv.DictReader(io.StringIO(read_steps(tmp_path).decode()))
 
-    names = [f"learning_rates.{group}" for group in range(11)] + ['recorded.a "quoted", name', "recorded.b"]
-    assert list(line)[-len(names) :] == names
-    assert [float(line[name]) for name in names] == [*range(11), 12, 11]
+    columns = [f"learning_rates.{group}" for group in range(11)] + [f"recorded.{name}" for name in sorted(names)]
+    assert list(line)[-len(columns) :] == columns
+    assert [float(line[name]) for name in columns] == [*range(11), 14, 13, 12, 11]
     assert not {"learning_rates", "recorded"} & set(line)
+
+
+def test_what_only_some_steps_recorded_is_empty_on_the_others(tmp_path: Path) -> None:
+    rates = [SeriesKey(Kind.STEP, "learning_rate", str(group)) for group in range(2)]
+    a, b = SeriesKey(Kind.STEP, "a"), SeriesKey(Kind.STEP, "b")
+    store_steps(tmp_path, [*rates, a, b], [a], [rates[0], b])
+
+    lines = list(csv.DictReader(io.StringIO(read_steps(tmp_path).decode())))
+
+    columns = ("learning_rates.0", "learning_rates.1", "recorded.a", "recorded.b")
+    assert [tuple(line[name] for name in columns) for line in lines] == [
+        ("0.0", "1.0", "2.0", "3.0"),
+        ("", "", "2.0", ""),
+        ("0.0", "", "", "3.0"),
+    ]
+
+
+def test_more_recorded_numbers_leave_room_for_fewer_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_steps(tmp_path, [SeriesKey(Kind.STEP, name) for name in "abcde"])
+
+    monkeypatch.setattr(curves, "MAX_STEP_NUMBERS", 5)
+    assert len(read_steps(tmp_path).splitlines()) == 2
+    monkeypatch.setattr(curves, "MAX_STEP_NUMBERS", 4)
+    with pytest.raises(QueryError, match="more than the 0 of one table with 5 numbers a line"):
+        read_steps(tmp_path)
+
+
+def store_steps(run_dir: Path, *steps: Sequence[SeriesKey]) -> None:
+    """Store one step after the other, in which the n-th of the first step's series has the value n."""
+    keys = list(steps[0])
+    segments = run_dir / "nodes" / "host-a" / "segments"
+    segments.mkdir(parents=True)
+    writer = SegmentWriter(segments)
+    header = dataclasses.replace(header_of(0), series=tuple(keys), placements=())
+    for step, found in enumerate(steps):
+        values = {key: np.array([float(keys.index(key))]) for key in found}
+        writer.add(header, keys, block_of(values, keys, step=step))
+    writer.seal({}).write()

@@ -38,10 +38,10 @@ MAX_POINTS = 4000
 MAX_LINES = 64
 MAX_TABLE_ROWS = 500_000
 MAX_STEP_LINES = 200_000
-"""A line has up to 300 bytes: so many pass through a controller, which takes 64 MiB of an agent."""
+MAX_STEP_NUMBERS = 3_000_000
+"""Of what is recorded, with up to 20 bytes each: so many pass through a controller, which takes 64 MiB of an agent."""
 _ATTEMPTS = 3
 
-_NESTED = ("learning_rates", "recorded")
 _KEY = ("kind", "name", "slot", "call", "stage")
 _CALL = re.compile(r"#\d+$")
 _STAGE = re.compile(r"^\d+:")
@@ -154,7 +154,7 @@ def read_steps(run_dir: Path, *, first: int | None = None, last: int | None = No
 
     Learning rates and what the script records have a column each: `learning_rates.0`, `recorded.accuracy`. Numbers have
     all their digits; empty is what was not recorded, `nan` and `inf` what was not finite. A line takes about 30 µs
-    of CPU time.
+    of CPU time, with many recorded numbers 3 µs for each.
 
     Args:
         run_dir: The run directory.
@@ -163,7 +163,7 @@ def read_steps(run_dir: Path, *, first: int | None = None, last: int | None = No
         node: The node whose segments are read; `*`: those of all.
 
     Raises:
-        QueryError: There are more than 200 000 lines.
+        QueryError: There are more than 200 000 lines, or 3 000 000 recorded numbers.
         StoreError: The run cannot be read.
     """
     return again(run_dir, node, lambda connection: _steps(connection, _within(first, last)))
@@ -252,34 +252,43 @@ def _table(connection: duckdb.DuckDBPyConnection, query: CurveQuery) -> bytes:
 
 def _steps(connection: duckdb.DuckDBPyConnection, steps: Sequence[str]) -> bytes:
     chosen = f"WITH stats AS (SELECT * FROM main.stats WHERE {' AND '.join(['true', *steps])})"
-    told = f"kind IN ('{Kind.LOSS}', '{Kind.STEP}', '{Kind.GRAD_UNREDUCED}', '{Kind.GRAD_REDUCED}')"
-    ((size,),) = connection.execute(  # first, as it takes a fraction of the time
-        f"{chosen} SELECT count(*) FROM (SELECT DISTINCT step, rank FROM stats WHERE {told})"
+    _require_few(connection, chosen)
+    connection.execute(f"CREATE TEMP TABLE lines AS {chosen} SELECT * FROM ({STEP_VALUES})")
+    ((num_rates, names),) = connection.execute(
+        "SELECT max(len(learning_rates)), list_sort(list_distinct(flatten(list(map_keys(recorded))))) FROM lines"
     ).fetchall()
-    if size > MAX_STEP_LINES:
+    num_rates, names = num_rates or 0, names or []
+    cursor = connection.execute(  # a map as two lists, which takes a tenth of the time
+        "SELECT * EXCLUDE (learning_rates, recorded), learning_rates, map_keys(recorded), map_values(recorded)"
+        " FROM lines ORDER BY attempt, step, rank"
+    )
+    columns = [column[0] for column in cursor.description[:-3]]
+    columns += [f"learning_rates.{group}" for group in range(num_rates)] + [f"recorded.{name}" for name in names]
+    batches = iter(lambda: cursor.fetchmany(1000), [])  # all at once would take gigabytes
+    return _csv(columns, (_flat(line, num_rates, names) for batch in batches for line in batch))
+
+
+def _require_few(connection: duckdb.DuckDBPyConnection, chosen: str) -> None:
+    """Raise QueryError if the steps have more lines than one table takes: this needs a fraction of its time."""
+    numbers = f"kind IN ('{Kind.LOSS}', '{Kind.STEP}')"
+    told = f"{numbers} OR kind IN ('{Kind.GRAD_UNREDUCED}', '{Kind.GRAD_REDUCED}')"
+    ((size, width),) = connection.execute(
+        f"{chosen} SELECT (SELECT count(*) FROM (SELECT DISTINCT step, rank FROM stats WHERE {told})),"
+        f" (SELECT count(*) FROM (SELECT DISTINCT name, slot FROM stats WHERE {numbers}))"
+    ).fetchall()
+    most = min(MAX_STEP_LINES, MAX_STEP_NUMBERS // max(1, width))
+    if size > most:
         raise QueryError(
-            f"{size} lines, one per step and rank, are more than the {MAX_STEP_LINES} of one table; look at fewer"
-            " steps, or ask `trainermon query RUN --format csv 'FROM step_values'`"
+            f"{size} lines, one per step and rank, are more than the {most} of one table with {width} numbers a line;"
+            " look at fewer steps, or ask `trainermon query RUN --format csv 'FROM step_values'`"
         )
-    cursor = connection.execute(f"{chosen} SELECT * FROM ({STEP_VALUES}) ORDER BY attempt, step, rank")
-    names = [column[0] for column in cursor.description]
-    lines = [_flat(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
-    added = sorted({name for line in lines for name in line} - set(names), key=_by_number)
-    columns = [name for name in names if name not in _NESTED] + added
-    return _csv(columns, ([line.get(name) for name in columns] for line in lines))
 
 
-def _flat(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of `step_values` with a column for each member of a list or map."""
-    rates, recorded = (line.pop(name) for name in _NESTED)
-    line |= {f"learning_rates.{group}": rate for group, rate in enumerate(rates or ())}
-    return line | {f"recorded.{name}": value for name, value in (recorded or {}).items()}
-
-
-def _by_number(name: str) -> tuple[str, int, str]:
-    """Return what sorts `learning_rates.10` behind `learning_rates.9`."""
-    column, _, member = name.partition(".")
-    return column, int(member) if member.isdecimal() else 0, member
+def _flat(line: Sequence[Any], num_rates: int, names: Sequence[str]) -> list[Any]:
+    """Return a line with a place for each learning rate and recorded number; lists of both are at its end."""
+    *numbers, rates, keys, values = line
+    rates, recorded = rates or [], dict(zip(keys or (), values or (), strict=True))
+    return [*numbers, *rates, *[None] * (num_rates - len(rates)), *map(recorded.get, names)]
 
 
 def _csv(columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
