@@ -1,5 +1,7 @@
 """Causes of made-up faults, over seeds that the limits were not chosen on; and that clean steps raise nothing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -136,10 +138,11 @@ def test_weights_of_another_type_are_no_cause(equal, said):
 
 def test_equal_weights_leave_numerics():
     equal = WeightCheck(version=1, engines=("a",), equal=3)
+    in_part = dataclasses.replace(equal, uncompared=("b",), uncompared_types=("float32",))
     step = Step(1, "old weights")
     tokens = pair(read_side(step.rollout, mask=step.mask), read_side(step.train, mask=step.mask))
 
-    for weights, cause in ((equal, "numerics"), (None, "unexplained")):
+    for weights, cause in ((equal, "numerics"), (in_part, "unexplained"), (None, "unexplained")):
         report = judge(
             0, tokens, floor=Floor(mean_abs=0.02, source="measured"), sampling=Sampling(), limits=Limits(),
             weights=weights,

@@ -214,13 +214,16 @@ def test_a_step_that_is_left_out_is_said_once(watch, caplog):
     assert "faster than they can be compared" in record.getMessage()
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
-def test_types_have_short_names(tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("bf16", "bfloat16"), ("bfloat16", "bfloat16"), (torch.bfloat16, "bfloat16"), ("", "float32"), (None, "float32")],
+)
+def test_types_have_short_names_or_are_those_of_torch(tmp_path, dtype, name):
     watch = rl.Watch(tmp_path, rank=0, dtype=dtype)
     list(watch.sent({"a": torch.randn(3)}, version=1))
     watch.close()
 
-    assert read_sent(tmp_path, 1)[0].tensors["a"].dtype == "bfloat16"
+    assert read_sent(tmp_path, 1)[0].tensors["a"].dtype == name
 
 
 def test_no_thread_is_left(tmp_path):

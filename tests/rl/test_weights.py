@@ -191,6 +191,23 @@ def test_tensors_of_another_type_do_not_hide_what_is_known_of_the_others():
     assert (found.uncompared, found.uncompared_types, found.equal) == ((norm,), ("float32",), len(sent) - 3)
 
 
+def test_every_tensor_is_counted_once_however_many_engines_hold_another_one():
+    names_sent = "qkvab"
+    sent = {name: torch.randn(4, 4).bfloat16() for name in names_sent}
+    whole = wholes_of([WeightDigest(version=1, tensors=digest_tensors(sent))])
+    stale = {"qkv": torch.randn(12, 4).bfloat16(), "a": torch.randn(4, 4).bfloat16(), "b": sent["b"]}
+    other_type = {"qkv": torch.randn(12, 4), "a": torch.randn(4, 4), "b": sent["b"]}
+    engines = {
+        name: wholes_of([WeightDigest(version=1, tensors=digest_tensors(held))])
+        for name, held in {"1": stale, "2": stale, "3": other_type}.items()
+    }
+
+    found = check_weights(1, whole, engines, name_map=lambda name: "qkv" if name in "qkv" else name, older={})
+
+    assert [each.name for each in found.differing] == ["q + k + v", "a"] * 2
+    assert (found.equal, found.num_tensors) == (1, len(names_sent))
+
+
 def test_a_check_that_saw_no_tensor_does_not_pass():
     whole = wholes_of([])
 

@@ -107,8 +107,8 @@ class Case:
 
     @property
     def has_equal_weights(self) -> bool:
-        """Whether digests say so."""
-        return self.weights is not None and self.weights.is_equal
+        """Whether digests say so of every tensor."""
+        return self.weights is not None and self.weights.is_equal and not self.weights.uncompared
 
 
 def judged_z(measures: PolicyMeasures, limits: Limits) -> float:

@@ -125,8 +125,8 @@ def floor_of(tokens: Tokens, *, dtype: str, is_mixture: bool) -> Floor:
 
 def _verdict(case: Case, causes: Sequence[FoundCause]) -> Verdict:
     if not causes:
-        known_equal = case.weights is not None and case.weights.is_equal
-        return Verdict.CONSISTENT if known_equal or case.measures.mean_abs <= case.floor.mean_abs else Verdict.NOISE
+        is_sound = case.has_equal_weights or case.measures.mean_abs <= case.floor.mean_abs
+        return Verdict.CONSISTENT if is_sound else Verdict.NOISE
     decides = causes[0].cause
     if decides is Cause.UNEXPLAINED:
         return Verdict.BOOKKEEPING if abs(case.z) > case.limits.ratio_z else Verdict.POLICY_DIFFERS

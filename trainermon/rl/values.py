@@ -234,8 +234,9 @@ class WeightCheck:
 
     @property
     def num_tensors(self) -> int:
-        """How many tensors, or groups that an engine holds as one, there are."""
-        return self.equal + len(self.differing) + len(self.missing) + len(self.uncompared)
+        """How many tensors were sent."""
+        differing = {name for each in self.differing for name in each.name.split(" + ")}
+        return self.equal + len(differing.union(self.missing, self.uncompared))
 
     @property
     def advice(self) -> str:

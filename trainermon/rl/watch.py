@@ -54,7 +54,8 @@ class Watch:
         folder: Where reports, digests and stages are written; every process of a job may use the same.
         monitor: A `TrainerMon`, which takes the main numbers of each step as series; None: they are in the reports.
         sampling: How the engine samples.
-        dtype: The type in which the engine holds weights, as `bfloat16` or `bf16`; what rounding gives depends on it.
+        dtype: The type in which the engine holds weights, as `bfloat16`, `bf16` or torch's own; what rounding gives
+            depends on it. Empty or None: weights are compared as they are sent.
         is_mixture: The model is a mixture of experts.
         name_map: From the trainer's names of tensors to the engine's; `rl.names.hf_to_vllm` for vLLM and SGLang.
         limits: From where on something counts as a cause.
@@ -67,7 +68,7 @@ class Watch:
         *,
         monitor: TakesNumbers | None = None,
         sampling: Sampling | None = None,
-        dtype: str = "bfloat16",
+        dtype: object = "bfloat16",
         is_mixture: bool = False,
         name_map: names.NameMap = names.same,
         limits: Limits | None = None,
@@ -80,7 +81,7 @@ class Watch:
         self._monitor = monitor
         self._settings = Settings(
             sampling=sampling or Sampling(),
-            dtype=_ALIASES.get(dtype, dtype),
+            dtype=_type_name(dtype),
             is_mixture=is_mixture,
             name_map=name_map,
             limits=limits or Limits(),
@@ -163,7 +164,7 @@ class Watch:
                 snapshot({"logprobs": logprobs, "ids": ids, "mask": mask, "again": again, "experts": experts})
             )
 
-    def sent(self, named_tensors: NamedTensors, *, version: int, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def sent(self, named_tensors: NamedTensors, *, version: int, dtype: object = None) -> Iterator[tuple[str, Any]]:
         """Pass names and tensors through, as they are sent to the engine, and take their digests on the way.
 
         Use what it returns where `named_tensors` was used: `engine.load_weights(watch.sent(named, version=12))`.
@@ -173,7 +174,7 @@ class Watch:
             version: Number of these weights.
             dtype: The type in which the engine holds them; None: that of the watch; empty: as they are.
         """
-        digester: Digester | None = Digester(self._settings.dtype if dtype is None else _ALIASES.get(dtype, dtype))
+        digester: Digester | None = Digester(self._settings.dtype if dtype is None else _type_name(dtype))
         for name, tensor in items(named_tensors):
             if digester is not None and not self._took(digester, names.same(name), tensor):
                 digester = None  # a part of the digests would make the rest of the weights look missing
@@ -346,6 +347,12 @@ class Watch:
         self.num_failures += 1
         level = logging.WARNING if self.num_failures == 1 else logging.DEBUG
         _log.log(level, "trainermon.rl: %s failed, and the step is left out: %r", what, error, exc_info=error)
+
+
+def _type_name(dtype: object) -> str:
+    """Return the name of a type that is given by its name, a short one, or as torch's; "" for None."""
+    name = str(dtype or "").removeprefix("torch.")
+    return _ALIASES.get(name, name)
 
 
 def _bytes(prompt: Any) -> bytes:
