@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainermon
+from trainermon.agent.lifecycle.lock import LOCK_FILE, STATUS_FILE
 from trainermon.core.errors import ConfigError, SpoolError
 from trainermon.core.launcher import (
     LAUNCHER_VARIABLE,
@@ -108,6 +109,19 @@ def test_on_a_served_node_no_agent_is_started(tmp_path, monkeypatch):
 
     with pytest.raises(SpoolError, match="the agent cannot be started by '/nowhere/python'"):
         start_agent(spool)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_what_an_agent_says_of_itself_is_forgotten_if_it_was_killed(tmp_path, monkeypatch, lives):
+    monkeypatch.setattr("trainermon.core.launcher.is_served", lambda root: True)
+    (tmp_path / STATUS_FILE).write_text('{"url": "http://127.0.0.1:9461/"}')
+    with open(tmp_path / LOCK_FILE, "w") as lock:
+        if lives:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+        start_agent(tmp_path)
+
+    assert (tmp_path / STATUS_FILE).exists() is lives
 
 
 def test_an_agent_that_ends_at_its_start_is_quoted(tmp_path, monkeypatch):

@@ -26,6 +26,9 @@ from trainermon.core.private_files import open_private, replace_file
 
 START_TIMEOUT_S = 20.0
 STDERR_FILE = "agent.stderr"
+# An agent holds a lock on the one as long as it lives, and says in the other how it is doing.
+LOCK_FILE = "agent.lock"
+STATUS_FILE = "agent.status.json"
 # `trainermon run` sets this to `<its pid>:<folder>`; every spool whose agent is started under it is told there.
 LAUNCHER_VARIABLE = "TRAINERMON_LAUNCHER"
 LINGER_FILE = "agent.linger"
@@ -71,6 +74,8 @@ def start_agent(spool: Path) -> None:
         SpoolError: The interpreter could not be started, or it could not import trainermon.
     """
     register(spool)
+    if not _is_locked(spool / LOCK_FILE):  # of one that was killed: its address would be taken for that of the next
+        (spool / STATUS_FILE).unlink(missing_ok=True)
     if is_served(spool.absolute().parent):
         return
     errors = spool / STDERR_FILE
@@ -121,14 +126,19 @@ def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:
 
 def is_served(root: Path) -> bool:
     """Return whether a `trainermon node` of this user, in whatever container, starts agents for spools in `root`."""
+    return _is_locked(root / SERVICE_FILE)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock on a file of this user's; locks of others mean nothing to us."""
     try:
-        descriptor = os.open(root / SERVICE_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return os.fstat(descriptor).st_uid == os.getuid()  # it follows no spools but those of its own user
+        return os.fstat(descriptor).st_uid == os.getuid()
     finally:
         os.close(descriptor)
     return False

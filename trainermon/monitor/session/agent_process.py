@@ -18,7 +18,6 @@ from trainermon.monitor.session.run_files import write_agent_settings
 
 logger = logging.getLogger("trainermon")
 
-STATUS_FILE = "agent.status.json"
 PAGE_WAIT_S = 3.0
 PAGE_STEPS = 10
 PAGE_LIMIT_S = 60.0
@@ -139,10 +138,11 @@ class AgentProcess:
         return self._is_page_told
 
     def _wait_for_status(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> dict[str, Any] | None:
+        path = self._files.directory / launcher.STATUS_FILE
         deadline = time.monotonic() + limit_s
         while True:
             try:
-                status: dict[str, Any] = json.loads((self._files.directory / STATUS_FILE).read_text(encoding="utf-8"))
+                status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 if wanted(status):
                     return status
             except (OSError, ValueError):
