@@ -10,8 +10,11 @@ from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.mindspore.trainings import SmallTraining, truth
 from trainermon import TrainerMon
 from trainermon.core.control import ControlReader
+from trainermon.core.errors import DumpError
+from trainermon.core.outbox import OUTBOX_FOLDER
 from trainermon.core.values import Action, Command, DumpTask
 from trainermon.dump.files.reader import read_dump
+from trainermon.dump.mindspore.writer import CellWriter
 from trainermon.monitor.session import phases
 
 pytestmark = pytest.mark.mindspore
@@ -146,6 +149,22 @@ def test_a_step_that_never_came_has_no_dump(spool):
     assert "training ended before the step's first" in event["reason"]
     [run] = (spool.parent / "output").iterdir()
     assert not list(run.glob("dumps/**/*"))
+
+
+def test_a_dump_without_a_call_that_cannot_be_finished_leaves_nothing(spool, monkeypatch):
+    def fail(writer):
+        raise DumpError("no space left")
+
+    monkeypatch.setattr(CellWriter, "close", fail)
+    training = SmallTraining()
+    with TrainerMon({"agent": {"start": False}}) as monitor:
+        monitor.set_monitor(training.net, optimizer=training.optimizer)
+        ControlReader(only_spool(spool), 0).send([dump("next", 1)])
+        training.step()
+
+    [event] = [event for event in RankJournal(only_spool(spool)).events if event["type"] == "dump"]
+    assert (event["status"], event["reason"]) == ("failed", "no space left")
+    assert not list((only_spool(spool) / OUTBOX_FOLDER).iterdir())
 
 
 @pytest.mark.parametrize("key", ["xy_distribution", "print_struct", "mg_direction", "param_distribution"])

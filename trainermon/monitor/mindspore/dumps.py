@@ -31,8 +31,10 @@ class CellDump(StartedDump):
         """Write what was captured; see `StartedDump`."""
         if self.capture.num_calls:
             return super().close()
-        self.writer.close()
-        self.parcel.delete()
+        try:
+            self.writer.close()
+        finally:
+            self.parcel.delete()
         raise DumpError(NOTHING_SEEN)
 
 
