@@ -63,6 +63,29 @@ def test_what_quantising_gives_is_equal(scheme):
     assert (found.equal, found.uncompared, found.unexpected) == (5, (), ())
 
 
+@pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("knows_sent", [True, False])
+def test_what_such_an_engine_does_not_quantise_is_compared_in_its_own_type(rounded, knows_sent):
+    torch.manual_seed(1)
+    norms = {f"norm.{number}": 1 + 0.1 * torch.randn(64, dtype=torch.float64) for number in range(3)}
+    held = {name: norm.to(rounded) for name, norm in norms.items()} | {"other_scale": torch.ones(())}
+    held["norm.1"] = held["norm.1"] * 1.1
+    held["norm.2"] = torch.zeros_like(held["norm.2"])
+    wholes = wholes_of([WeightDigest(version=1, tensors=digest_tensors(norms, dtype="float8"))])
+
+    engine = hold(held, version=1, sent=wholes if knows_sent else None)
+    found = check_weights(1, wholes, {"engine": wholes_of([engine])}, name_map=names.same, older={})
+
+    assert ([each.name for each in found.differing], found.equal, found.uncompared) == (["norm.1", "norm.2"], 1, ())
+
+
+def test_one_element_that_such_an_engine_does_not_quantise_is_seen_in_the_same_type():
+    held = engine_weights(sent_weights(), "float8")
+    held["norm.weight"] = torch.cat([torch.full((1,), 1 + 1e-7), torch.ones(31)])
+
+    assert [each.name for each in check(held).differing] == ["norm.weight"]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("fault", ["never loaded", "another layer", "scale forgotten", "scale of another"])
 def test_what_it_does_not_give_is_named(fault, scheme):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainermon.rl.digest import Digester, NamedTensors, WeightDigest, items
 from trainermon.rl.names import NameMap, same
-from trainermon.rl.quantised import scale_of
+from trainermon.rl.quantised import is_scale, scale_of
 from trainermon.rl.weights import Whole, fused, pieces_of
 
 
@@ -24,8 +24,8 @@ def hold(  # noqa: PLR0913 - whose weights these are
 
     With `sent`, what the trainer sent, fused tensors are told apart by the shapes of their parts, so that parts in
     the wrong order are seen; without it, or where shapes do not tell, only their sums are compared. Nothing is copied:
-    parts are views. Waits for the device at the end. Of quantised tensors, which have a scale beside them, moments of
-    what they stand for are taken, by one pass in float64.
+    parts are views. Waits for the device at the end. If the engine has quantised tensors, with a scale beside them, it
+    takes moments of what they stand for, and of its other tensors, by one pass in float64.
 
     Args:
         named_tensors: The engine's parameters: a mapping, or pairs of names and tensors.
@@ -37,8 +37,8 @@ def hold(  # noqa: PLR0913 - whose weights these are
         num_shards: How many of them there are.
     """
     groups = fused(sent or {}, name_map)
-    digester = Digester()
     held = {same(given): tensor for given, tensor in items(named_tensors)}
+    digester = Digester("float8" if any(map(is_scale, held)) else "")
     for name, tensor in held.items():
         scale = scale_of(name, held)
         if scale is not None:

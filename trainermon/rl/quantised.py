@@ -3,7 +3,8 @@
 An engine that holds a weight in 8 bits has a scale beside it. What it stands for is q * scale, and each element is off
 by at most half a quantisation step. These errors are as good as independent, so that a sum of n of them is known to
 within a few standard deviations: that finds weights that were never loaded, of another layer, or with a wrong scale,
-but not an update that is smaller than a step.
+but not an update that is smaller than a step. What such an engine does not quantise, as norms, may be rounded to
+another type than the trainer's: that is a smaller step.
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 STANDARD_DEVIATIONS = 8.0
-_MANTISSA_BITS = {"float8_e4m3fn": 3, "float8_e4m3fnuz": 3, "float8_e5m2": 2, "float8_e5m2fnuz": 2}
-QUANTISED = (*_MANTISSA_BITS, "int8")
+_MANTISSA_BITS = {
+    "float8_e4m3fn": 3,
+    "float8_e4m3fnuz": 3,
+    "float8_e5m2": 2,
+    "float8_e5m2fnuz": 2,
+    "bfloat16": 7,
+    "float16": 10,
+    "float32": 23,
+}
 _SCALES = ("_scale", "_scale_inv")
 
 

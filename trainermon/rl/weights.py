@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trainermon.rl.digest import TensorDigest, WeightDigest, added
 from trainermon.rl.names import NameMap
-from trainermon.rl.quantised import TensorSums, added_moments, is_scale, is_within_steps
+from trainermon.rl.quantised import TensorSums, added_moments, is_quantised, is_scale, is_within_steps
 from trainermon.rl.values import WeightCheck, WeightDifference
 
 Shape = tuple[int, ...]
@@ -173,7 +173,8 @@ def _difference(
     names: Sequence[str], found: Whole, sent: Mapping[str, Whole], older: Mapping[int, Mapping[str, Whole]]
 ) -> tuple[str, int | None] | None:
     wanted = _together(names, sent)
-    if found.moments is not None and wanted.moments is not None:
+    is_of_one_type = found.dtype == wanted.dtype and not is_quantised(found.dtype)
+    if found.moments is not None and wanted.moments is not None and not is_of_one_type:
         is_same = is_within_steps(wanted.moments, found.moments)
         return None if is_same else ("other numbers than a quantisation gives, or another scale", None)
     if found.dtype == wanted.dtype and found.total == wanted.total:
