@@ -158,6 +158,9 @@ def test_ticks_are_round_and_inside(page: Page, lo: float, hi: float, count: int
         ([1e-4, 1e-3, 1e-2], ["1e-4", "1e-3", "1e-2"]),
         ([0.1, 1, 10], ["0.1", "1", "10"]),
         ([10, 1e3, 1e5], ["1e+1", "1e+3", "1e+5"]),
+        ([-20000, 0, 20000], ["\N{MINUS SIGN}20,000", "0", "20,000"]),
+        ([0, 500000], ["0", "500,000"]),
+        ([0, 5e6], ["0", "5e+6"]),
     ],
 )
 def test_ticks_of_one_axis_are_written_alike(page: Page, ticks: list[float], texts: list[str]) -> None:
@@ -207,6 +210,7 @@ def test_search_finds_what_python_finds(page: Page) -> None:
     [
         (0, "0"),
         (12345, "12,345"),
+        (-12345.67, "\N{MINUS SIGN}12,345.7"),
         (0.00012345, "1.23e-4"),
         (-2.5, "\N{MINUS SIGN}2.500"),
         (3.14159, "3.142"),

@@ -2,7 +2,7 @@
 
 import { byId, el, setText } from "./dom.js";
 import { measured, number } from "./api.js";
-import { formatBytes, formatCount, formatMeasured, formatSeconds, formatStep } from "./scales.js";
+import { formatBytes, formatCount, formatMeasured, formatSeconds, formatStep, formatTime } from "./scales.js";
 
 /** @import { Numeric, Run, StepFigures } from "./types.js" */
 
@@ -28,7 +28,7 @@ export function showState(name) {
 export function showRun(run) {
   setText(byId("run-id"), run.run_id);
   const model = run.model && `${formatCount(run.model.parameters)} parameters${run.model.is_whole ? "" : " on this node"}`;
-  const started = !run.started_s ? null : `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
+  const started = !run.started_s ? null : `started ${formatTime(run.started_s)}`;
   const attempt = run.attempt > 1 ? `attempt ${run.attempt}` : null;
   const facts = [model, `host ${run.host}`, attempt, started].filter(Boolean);
   const others = run.stored ? el("a", { href: "../../" }, "← All runs") : IN_JOB ? el("a", { href: "../../../" }, "← Whole job") : "";

@@ -118,7 +118,7 @@ export function formatValue(value, digits = 4) {
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e6 || size < 1e-3)) return minus(value.toExponential(Math.max(0, digits - 2)));
   if (Number.isInteger(value)) return minus(grouped(value));
-  return minus(size >= 1000 ? value.toFixed(1) : value.toPrecision(digits));
+  return minus(size >= 1000 ? grouped(value.toFixed(1)) : value.toPrecision(digits));
 }
 
 /**
@@ -130,8 +130,9 @@ export function formatTicks(ticks) {
   const smallest = Math.min(...ticks.map(Math.abs).filter((size) => size > largest * 1e-9));
   // Of evenly spaced ticks the largest decides; of a logarithmic axis the smallest may be far below it.
   const isSmall = largest < 1e-3 || (smallest < 1e-3 && largest / smallest > 50);
-  const isPower = largest >= 1e5 || isSmall;
-  return ticks.map((tick) => minus(isPower && tick !== 0 ? Number(tick.toPrecision(3)).toExponential() : String(Number(tick.toPrecision(6)))));
+  const isLarge = largest >= (largest / smallest > 50 ? 1e5 : 1e6);
+  const isPower = isLarge || isSmall;
+  return ticks.map((tick) => minus(isPower && tick !== 0 ? Number(tick.toPrecision(3)).toExponential() : grouped(Number(tick.toPrecision(6)))));
 }
 
 /** @param {number} value */
@@ -142,9 +143,9 @@ const minus = (text) => text.replace(/^-/, "−");
 
 /**
  * "12,345". Not toLocaleString: its first call loads the locale's tables, up to 80 ms of a page that is ready in 300.
- * @param {number} integer
+ * @param {number | string} decimal
  */
-const grouped = (integer) => String(integer).replace(/\B(?=(\d{3})+$)/g, ",");
+const grouped = (decimal) => String(decimal).replace(/^-?\d+/, (integer) => integer.replace(/\B(?=(\d{3})+$)/g, ","));
 
 /** @param {number | null | undefined} step */
 export const formatStep = (step) => (step === null || step === undefined ? "–" : grouped(step));
@@ -199,6 +200,16 @@ export function formatStatistic(value, statistic, series) {
   const isNumber = series.kind === "step" || series.kind === "loss";
   if (!statistic || isNumber && statistic !== "nonfinite" || value === null || Number.isNaN(value)) return formatValue(value);
   return `${formatValue(value)} ${STATISTICS[statistic] ?? statistic}`;
+}
+
+/**
+ * 2026-11-25 22:45, local time. Not toLocaleString, whose tables take longer to load than a page.
+ * @param {number} seconds since 1970
+ */
+export function formatTime(seconds) {
+  const date = new Date(seconds * 1000);
+  const two = (/** @type {number} */ value) => String(value).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
 }
 
 /** @param {number | null | undefined} seconds */

@@ -3,7 +3,7 @@
 import { diagnosisHash, graphAddress, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { orderButtons } from "./orders.js";
-import { formatSpans, formatStatistic, formatStep, formatValue, isTime } from "./scales.js";
+import { formatSpans, formatStatistic, formatStep, formatTime, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 import { kindText } from "./words.js";
 
@@ -126,17 +126,14 @@ function alertRows(alert, { onShow, redraw }) {
   return [row, el("tr", { cls: "detail-row" }, el("td", { colspan: "9", id: `detail-${id}` }, detail(alert, findings)))];
 }
 
-/** @param {number} seconds */
-const clock = (seconds) => new Date(1000 * seconds).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
-
 /**
  * What people have said about an alert.
  * @param {AlertGroup} alert
  */
 function saidOf({ acknowledged: known, silenced: quiet }) {
   return [
-    known ? el("span", { cls: "said", title: known.note || null }, `known to ${known.by}, ${clock(known.time_s)}`) : null,
-    quiet ? el("span", { cls: "said", title: quiet.note || null }, `silenced until ${clock(quiet.until_s)}`) : null,
+    known ? el("span", { cls: "said", title: known.note || null }, `known to ${known.by}, ${formatTime(known.time_s)}`) : null,
+    quiet ? el("span", { cls: "said", title: quiet.note || null }, `silenced by ${quiet.by} until ${formatTime(quiet.until_s)}`) : null,
   ];
 }
 

@@ -2,7 +2,7 @@
 
 import { measured } from "../api.js";
 import { byId, el, segmented, select, setText } from "../dom.js";
-import { formatMeasured, formatSeconds, formatStep } from "../scales.js";
+import { formatMeasured, formatSeconds, formatStep, formatTime } from "../scales.js";
 import { GLYPHS } from "../theme.js";
 import { fragment } from "./address.js";
 
@@ -137,7 +137,7 @@ export class RunTable {
       el("td", { "data-label": "Loss", cls: loss !== null && !Number.isFinite(loss) ? "nonfinite" : null }, formatMeasured(loss)),
       el("td", { "data-label": "Alerts" }, alertsOf(run)),
       el("td", { "data-label": "Ranks" }, run.world_size ? formatStep(run.world_size) : "–"),
-      el("td", { cls: "links" }, run.page && /^https?:\/\//.test(run.page) ? el("a", { href: run.page, title: "The page of its agent, which knows of each step at once" }, "live page") : ""));
+      el("td", { cls: "links" }, run.page && /^https?:\/\//.test(run.page) ? el("a", { href: run.page, title: "While its agent runs, its own page knows of each step at once" }, "agent's page") : ""));
   }
 
   /**
@@ -165,14 +165,4 @@ export class RunTable {
 function alertsOf({ alerts, alerts_firing, worst }) {
   if (!alerts_firing) return alerts ? el("span", { cls: "muted" }, `${formatStep(alerts)} over`) : "–";
   return el("span", { cls: `severity ${worst ?? ""}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[worst ?? ""] ?? "●"} `), `${formatStep(alerts_firing)} firing`);
-}
-
-/**
- * 2026-11-25 22:45, local time. Not toLocaleString, whose tables take longer to load than this page.
- * @param {number} seconds
- */
-function formatTime(seconds) {
-  const date = new Date(seconds * 1000);
-  const two = (/** @type {number} */ value) => String(value).padStart(2, "0");
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
 }
