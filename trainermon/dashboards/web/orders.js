@@ -44,6 +44,7 @@ async function send(path, body, token) {
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token}` };
   const reply = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
   if (reply.ok) return;
+  if (reply.status === 401) throw new Error("This token is not the right one.");
   const detail = (await reply.json().catch(() => null))?.detail;
   throw new Error(typeof detail === "string" ? detail : `${reply.status} ${reply.statusText}`);
 }
@@ -67,7 +68,7 @@ function ask({ title, about, extra = [], path, body }) {
   const form = el("form", { method: "dialog" },
     el("h2", {}, title), el("p", { cls: "hint" }, about), ...extra,
     field("Your name", by), field("Note", note),
-    field("Token", token, el("span", { cls: "hint" }, "from nodes/<host>/token in the run's directory; this tab remembers it")),
+    field("Token", token, el("span", { cls: "hint" }, "of the run: nodes/<host>/token in its directory; at a controller's address: its own (--token-file). This tab remembers it.")),
     problem, el("div", { cls: "actions" }, el("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit));
   const dialog = el("dialog", { "aria-label": title, onclose: () => dialog.remove() }, form);
   form.addEventListener("submit", async (event) => {
