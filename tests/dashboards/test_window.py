@@ -37,3 +37,8 @@ def test_a_phone_shows_sentence_and_tables_whole(serve: Serve, open_page: OpenPa
         rows = page.locator(f"{place} tbody > tr").count()
         assert height < 400 * rows
     expect(page.locator(".alert td").nth(5)).to_have_attribute("data-label", "Value")
+    kind = page.locator(".finding-table td").nth(1)
+    lines, words = kind.evaluate(
+        "e => [e.clientHeight / parseFloat(getComputedStyle(e).lineHeight), e.innerText.split(' ').length]"
+    )
+    assert lines < words + 1  # of its padding

@@ -29,6 +29,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
 )
 from trainermon.analysis.diagnosis.page.history import curves
+from trainermon.analysis.diagnosis.page.markup import STYLE, table
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.page.values import look
 from trainermon.analysis.source.excerpts import excerpt
@@ -393,6 +394,30 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
 
     assert main(["diagnose", str(tmp_path), "--html", str(tmp_path / "none" / "page.html")]) == 1
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.server
+def test_a_table_that_goes_on_has_a_shade_at_that_edge():
+    rows = [("a cell that is quite long " * 3,) * 3]
+    content = f"<style>{STYLE} td{{white-space:nowrap}}</style>{table(('one', 'two', 'three'), rows)}"
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=find_program("chromium"), args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 390, "height": 800})
+        page.set_content(content)
+        box = page.locator(".scroll").bounding_box()
+
+        def edges():
+            places = (box["x"], box["x"] + box["width"] - 2)
+            return [page.screenshot(clip={"x": x, "y": box["y"] + 1, "width": 2, "height": 2}) for x in places]
+
+        plain, shade = edges()
+        page.locator(".scroll").evaluate("e => (e.scrollLeft = e.scrollWidth)")
+        left, right = edges()
+        chromium.close()
+
+    assert plain == right
+    assert plain not in (shade, left)
 
 
 @pytest.mark.server
