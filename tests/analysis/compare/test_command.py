@@ -6,8 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.server_programs import find_program
 from trainermon.analysis.compare.output.files import FORMATS
 from trainermon.cli import main
 
@@ -70,6 +72,22 @@ def test_text_of_a_dump_cannot_become_markup(tmp_path, capsys):
     write_html(comparison, tmp_path / "page.html")
 
     assert "<script>" not in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.server
+def test_the_page_fits_a_telephone(tmp_path, capsys):
+    main(["compare", str(RECORDED / "faulty"), SOUND, "-o", str(tmp_path), "-f", "html"])
+    (path,) = tmp_path.glob("*.html")
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=find_program("chromium"), args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 390, "height": 800})
+        page.goto(path.as_uri())
+        page.locator("details", has_text="to blame").locator("summary").click()
+        width = page.evaluate("document.documentElement.scrollWidth")
+        chromium.close()
+
+    assert width <= 390
 
 
 def test_text_of_a_dump_cannot_become_a_formula(tmp_path, capsys):

@@ -12,7 +12,7 @@ from trainermon.analysis.rl.token_text import Decode, text_at
 from trainermon.rl.values import HISTOGRAM_EDGES, Report
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 130, 56, 18
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 140, 92, 14, 26
 _STYLE = """
 svg{width:100%;height:auto;display:block;background:var(--card);border:1px solid var(--line);border-radius:8px}
 svg text{fill:var(--dim);font-size:12px}.bar{fill:var(--accent)}
@@ -21,7 +21,7 @@ svg text{fill:var(--dim);font-size:12px}.bar{fill:var(--accent)}
 .grid{stroke:var(--line)}.floor{stroke:var(--dim);stroke-dasharray:4 4}
 h3{font-size:13px;margin:14px 0 4px;font-weight:600}dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 14px}
 dt{color:var(--dim)}dd{margin:0}
-@media(max-width:600px){svg text{font-size:18px}.many text:nth-of-type(even){display:none}}
+@media(max-width:600px){svg text{font-size:24px}.many text:not(:nth-of-type(4n+2)){display:none}}
 """
 
 
@@ -89,11 +89,11 @@ def _curve(points: Sequence[tuple[int, float, bool, str]], reference: float) -> 
 
     def place(step: float, value: float) -> tuple[float, float]:
         x = _LEFT + (_WIDTH - _LEFT - 12) * (step - first) / max(1, last - first)
-        return x, 8 + (_HEIGHT - 8 - _BOTTOM) * (1 - (value - low) / (high - low))
+        return x, _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - (value - low) / (high - low))
 
     marks = [
         f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 12}" y1="{place(0, y)[1]:.1f}" y2="{place(0, y)[1]:.1f}"/>'
-        f'<text x="6" y="{place(0, y)[1] + 4:.1f}">{y:.3g}</text>'
+        f'<text x="{_LEFT - 8}" y="{place(0, y)[1] + 5:.1f}" text-anchor="end">{y:.3g}</text>'
         for y in (low, high)
     ]
     y = place(0, reference)[1]
@@ -106,8 +106,8 @@ def _curve(points: Sequence[tuple[int, float, bool, str]], reference: float) -> 
             f'<circle class="{"bad" if wrong else "dot"}" cx="{x:.1f}" cy="{y:.1f}" r="{4 if wrong else 2.5}">'
             f"<title>{text(label)}</title></circle>"
         )
-    marks.append(f'<text x="{_LEFT + 16}" y="{_HEIGHT - 4}">step {first}</text>')
-    marks.append(f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 4}" text-anchor="end">step {last}</text>')
+    marks.append(f'<text x="{_LEFT}" y="{_HEIGHT - 6}">step {first:,}</text>')
+    marks.append(f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 6}" text-anchor="end">step {last:,}</text>')
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(marks)}</svg>'
 
 
@@ -184,7 +184,7 @@ def _bars(parts: Sequence[tuple[str, float]]) -> str:
             f"<title>{text(label)}: {shown}</title></rect>"
         )
         below = label.split()[0] if label[0].isdigit() else "<"
-        marks.append(f'<text x="{x + width / 2:.1f}" y="{_HEIGHT - 4}" text-anchor="middle">{text(below)}</text>')
+        marks.append(f'<text x="{x + width / 2:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{text(below)}</text>')
     density = ' class="many"' if len(parts) > 8 else ""
     return f'<svg{density} viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(marks)}</svg>'
 

@@ -9,17 +9,18 @@ from trainermon.analysis.check.page.views import EDGES, ResultView
 from trainermon.analysis.diagnosis.page.markup import text
 from trainermon.analysis.tensor.screen import number
 
-_LEVELS = ((0.0, "equal"), (0.1, "up to a tenth"), (1.0, "up to 1"), (10.0, "up to 10"), (1000.0, "up to 1 000"))
+_LEVELS = ((0.0, "equal"), (0.1, "up to a tenth"), (1.0, "up to 1"), (10.0, "up to 10"), (1000.0, "up to 1,000"))
 _BAR, _HEIGHT, _BASE = 38, 110, 128
 _MAP = 320
 
 STYLE = """
-.case{border:1px solid var(--line);border-radius:8px;margin:8px 0;background:var(--card)}
+.case{--under:var(--card);border:1px solid var(--line);border-radius:8px;margin:8px 0;background:var(--card)}
 .case>summary{padding:7px 12px;color:var(--text);overflow-wrap:anywhere}
 .case[open]>summary{border-bottom:1px solid var(--line)}
 .case>div{padding:4px 14px 12px}
 .warn{color:var(--warn)}
 .pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,330px);gap:26px;align-items:start;margin:8px 0}
+@media(max-width:600px){.pair svg text{font-size:18px}}
 @media(max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}}
 svg .bar{fill:var(--accent)}svg .over{fill:var(--bad)}svg .rim{fill:none;stroke:var(--line)}
 .l0{fill:var(--soft);background:var(--soft)}.l1{fill:#b9d3ee;background:#b9d3ee}.l2{fill:#6f9fd0;background:#6f9fd0}
@@ -51,7 +52,7 @@ def histogram(view: ResultView) -> str:
     width = len(view.counts) * _BAR
     limit = (2 + EDGES.index(1.0)) * _BAR
     ticks = [(0.5 * _BAR, "0")] + [
-        ((2 + place) * _BAR, f"{edge:g}") for place, edge in enumerate(EDGES) if place % 2 == 0
+        ((2 + place) * _BAR, f"{edge:,g}") for place, edge in enumerate(EDGES) if place % 2 == 0
     ]
     labels = "".join(f'<text x="{x:.0f}" y="{_BASE + 14}" text-anchor="middle">{name}</text>' for x, name in ticks)
     labels += f'<text x="{width - _BAR / 2:.0f}" y="{_BASE + 14}" text-anchor="middle">∞</text>'

@@ -24,6 +24,7 @@ from trainermon.core.terminal.results import write_text
 MAX_BLAMED = 10
 MAX_CALLS = 2_000
 _MAX_STEPS = 600
+_PLOT = 1000
 _LEGEND = (
     ("error", "to blame: more than its inputs and rounding explain"),
     ("warning", "differs, but is not to blame"),
@@ -31,18 +32,28 @@ _LEGEND = (
 )
 _STYLE = """
 :root{color-scheme:light dark;--line:#d9dde3;--soft:#f5f6f8;--text:#1c2430;--dim:#667085;--error:#c4320a;
---warning:#b7791f;--pass:#2f855a;--unmatched:#8a94a6;--back:#fff}
-@media (prefers-color-scheme:dark){:root{--line:#333b47;--soft:#1c222b;--text:#e4e8ee;--dim:#98a2b3;--back:#12161c}}
+--warning:#9a6700;--pass:#2f7d53;--unmatched:#667085;--back:#fff;--shade:#1c243047}
+@media (prefers-color-scheme:dark){:root{--line:#333b47;--soft:#1c222b;--text:#e4e8ee;--dim:#98a2b3;--back:#12161c;
+--error:#ff8a5c;--warning:#e0b050;--pass:#6cc492;--unmatched:#98a2b3;--shade:#e4e8ee47}}
 body{font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back);margin:24px auto;max-width:1200px;
 padding:0 20px}
 h1{font-size:20px;margin:0 0 4px}h2{font-size:15px;margin:24px 0 8px}.dim{color:var(--dim)}code{font-size:12.5px}
-h1{overflow-wrap:anywhere}@media(max-width:800px){code{overflow-wrap:anywhere}}
-.tiles{display:flex;gap:12px;margin:16px 0}.tile{flex:1;border:1px solid var(--line);border-radius:6px;padding:8px 14px}
+h1{overflow-wrap:anywhere}@media(max-width:800px){code{overflow-wrap:anywhere}td code{display:block;min-width:24ch}}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:12px;margin:16px 0}
+.tile{border:1px solid var(--line);border-radius:6px;padding:8px 14px}
 .tile b{display:block;font-size:22px}table{border-collapse:collapse;width:100%;font-size:13px}
 td,th{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--dim);font-weight:500}td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th{color:var(--dim);font-weight:500}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+td.n{white-space:nowrap}
+.scroll{overflow-x:auto;background:linear-gradient(to right,var(--back) 35%,transparent) local left/32px 100%,
+linear-gradient(to left,var(--back) 35%,transparent) local right/32px 100%,
+linear-gradient(to right,var(--shade),transparent) scroll left/12px 100%,
+linear-gradient(to left,var(--shade),transparent) scroll right/12px 100%;background-repeat:no-repeat}
 .error{color:var(--error)}.warning{color:var(--warning)}.pass{color:var(--pass)}.unmatched{color:var(--unmatched)}
-svg{width:100%;height:150px;border:1px solid var(--line);border-radius:6px;background:var(--soft)}
+svg{display:block;width:100%;height:150px;background:var(--soft)}
+.plot{position:relative;padding-left:44px;margin-bottom:6px;border:1px solid var(--line);border-radius:6px;
+background:var(--soft)}
+.plot span{position:absolute;left:6px;transform:translateY(-50%);font-size:11px;color:var(--dim)}
 details{border-bottom:1px solid var(--line);padding:3px 0}summary{cursor:pointer}
 details table{margin:4px 0 10px 18px;width:calc(100% - 18px)}
 .legend span{margin-right:18px}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
@@ -130,7 +141,8 @@ def _html(comparison: Comparison) -> Iterator[str]:
 
 
 def _blamed_table(comparison: Comparison) -> Iterator[str]:
-    yield "<table><tr><th>call<th>what<th>inputs differ by<th>results differ by<th>explained<th>called in</tr>"
+    yield '<div class="scroll"><table><tr><th>call<th>what<th class="n">inputs differ by<th class="n">results differ by'
+    yield '<th class="n">explained<th>called in</tr>'
     causes = causes_of(comparison)
     for call, _, words in causes[:MAX_BLAMED]:
         cells = "".join(f'<td class="n">{_size(value)}' for value in _errors(call))
@@ -138,7 +150,7 @@ def _blamed_table(comparison: Comparison) -> Iterator[str]:
         yield f"<td><code>{_text(called_in(comparison, call))}</code></tr>"
     if len(causes) > MAX_BLAMED:
         yield f"<tr><td>and {len(causes) - MAX_BLAMED:,} more</tr>"
-    yield "</table>"
+    yield "</table></div>"
     within = odd_within(comparison, causes[0].call)
     if within:
         yield f"<p>Within the first of them: <code>{_text(', '.join(within[:3]))}</code></p>"
@@ -151,23 +163,24 @@ def _growth_plot(comparison: Comparison) -> Iterator[str]:
         return
     stride = max(1, math.ceil(len(calls) / _MAX_STEPS))
     groups = [calls[index : index + stride] for index in range(0, len(calls), stride)]
-    width = 1000 / len(groups)
+    width = _PLOT / len(groups)
     yield "<h2>How far results are apart, in the order of calls</h2>"
-    yield '<svg viewBox="0 0 1060 150" preserveAspectRatio="none">'
-    for exponent in (0, -2, -4, -6):
-        y = _height(10.0**exponent)
-        yield f'<line x1="50" x2="1060" y1="{y:.0f}" y2="{y:.0f}" stroke="var(--line)"/>'
-        yield f'<text x="4" y="{y + 4:.0f}" font-size="11" fill="var(--dim)">1e{exponent}</text>'
+    heights = {f"1e{exponent}" if exponent else "1": _height(10.0**exponent) for exponent in (0, -2, -4, -6)}
+    # Beside the drawing, which is stretched: its text would be, too.
+    ticks = "".join(f'<span style="top:{max(8.0, y):.0f}px">{name}</span>' for name, y in heights.items())
+    yield f'<div class="plot">{ticks}<svg viewBox="0 0 {_PLOT} 150" preserveAspectRatio="none">'
+    for y in heights.values():
+        yield f'<line x1="0" x2="{_PLOT}" y1="{y:.0f}" y2="{y:.0f}" stroke="var(--line)"/>'
     for index, group in enumerate(groups):
         worst = max(
             group, key=lambda call: (call.blamed, math.inf if math.isnan(call.output_error) else call.output_error)
         )
         top = _height(worst.output_error)
         colour = "error" if worst.blamed else "warning" if worst.result != PASS else "pass"
-        yield f'<rect x="{50 + index * width:.2f}" y="{top:.1f}" width="{max(1.0, width * 0.8):.2f}"'
+        yield f'<rect x="{index * width:.2f}" y="{top:.1f}" width="{max(1.0, width * 0.8):.2f}"'
         yield f' height="{145 - top:.1f}"'
         yield f' fill="var(--{colour})"><title>{_text(worst.key)}: {_size(worst.output_error)}</title></rect>'
-    yield "</svg>"
+    yield "</svg></div>"
     yield '<div class="legend dim">'
     for colour, meaning in _LEGEND:
         yield f'<span><i style="background:var(--{colour})"></i>{meaning}</span>'
@@ -185,11 +198,12 @@ def _details(call: CallResult) -> Iterator[str]:
     side = " (golden dump only)" if call.target is None else " (target only)" if call.golden is None else ""
     yield f'<details><summary><span class="{call.result}">{call.result}</span> <code>{_text(call.key)}</code> '
     blamed = ' <b class="error">to blame</b>' if call.blamed else ""
-    yield f'<span class="dim">{sizes}{side}</span>{blamed}</summary><table>'
-    yield "<tr><th>place<th>result<th>differs by<th>target max, min, mean, norm<th>golden max, min, mean, norm<th></tr>"
+    yield f'<span class="dim">{sizes}{side}</span>{blamed}</summary><div class="scroll"><table>'
+    yield '<tr><th>place<th>result<th class="n">differs by<th>target max, min, mean, norm'
+    yield "<th>golden max, min, mean, norm<th></tr>"
     for row in call.rows:
         yield from _row(row)
-    yield "</table></details>"
+    yield "</table></div></details>"
 
 
 def _row(row: ResultRow) -> Iterator[str]:

@@ -9,7 +9,7 @@ from trainermon.analysis.diagnosis.page.history import CurvePoint, HistoryCurve
 from trainermon.analysis.diagnosis.page.markup import text
 
 WIDTH, HEIGHT = 560, 210
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 24, 26
+LEFT, RIGHT, TOP, BOTTOM = 64, 14, 24, 26
 _Scale = Callable[[float], float]
 
 
@@ -59,12 +59,12 @@ def _grid(ticks: Sequence[float], y: _Scale) -> Iterator[str]:
     for tick in ticks:
         height = y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 7}" y="{height + 4:.1f}" text-anchor="end">{tick:.3g}</text>'
+        yield f'<text class="tick" x="{LEFT - 7}" y="{height + 4:.1f}" text-anchor="end">{tick:,.6g}</text>'
 
 
 def _steps(first: int, last: int, x: _Scale) -> Iterator[str]:
     for step, anchor in ((first, "start"), (last, "end")):
-        yield f'<text class="tick" x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step}</text>'
+        yield f'<text class="tick" x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step:,}</text>'
 
 
 def _lines(points: Sequence[CurvePoint], x: _Scale, y: _Scale) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _marks(points: Sequence[CurvePoint], x: _Scale) -> Iterator[str]:
     for point in points:
         if point.bad:
             place = f"{x(point.step):.1f}"
-            yield f'<g class="bad"><title>step {point.step}: not finite</title>'
+            yield f'<g class="bad"><title>step {point.step:,}: not finite</title>'
             yield f'<path d="M{place} {TOP - 4}m-3.5-3.5l7 7m0-7l-7 7"/></g>'
 
 
@@ -115,5 +115,5 @@ def _marker(step: int, place: float) -> str:
     return (
         f'<line class="here" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         f'<text class="here" x="{place + shift:.1f}" y="{HEIGHT - BOTTOM - 6}" text-anchor="{anchor}">'
-        f"step {step}</text>"
+        f"step {step:,}</text>"
     )
