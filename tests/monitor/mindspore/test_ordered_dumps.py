@@ -11,7 +11,7 @@ from tests.monitor.mindspore.trainings import SmallTraining, truth
 from trainermon import TrainerMon
 from trainermon.core.control import ControlReader
 from trainermon.core.errors import DumpError
-from trainermon.core.outbox import OUTBOX_FOLDER
+from trainermon.core.spool import OUTBOX_FOLDER
 from trainermon.core.values import Action, Command, DumpTask
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.mindspore.writer import CellWriter
