@@ -135,7 +135,7 @@ def _run(words: Sequence[str], asked_for: str | None) -> int:
     try:
         status: int = importlib.import_module(COMMANDS[arguments.subcommand][0]).main(arguments)
         sys.stdout.flush()
-    except Exception as error:
+    except Exception as error:  # whatever it was is told as `--verbose` wants it, and goes on
         if isinstance(error, RuntimeError) and str(error) == _DUCKDB_INTERRUPTED:
             raise KeyboardInterrupt from error
         if arguments.verbose:

@@ -1,4 +1,4 @@
-"""Nothing in the repository names a package registry's host or a path of somebody's machine."""
+"""No text names a package registry's host or a path of somebody's machine; what catches everything says why."""
 
 import re
 import subprocess
@@ -13,6 +13,11 @@ REGISTRY = re.compile(
 HOME = re.compile(r"/(home|Users|root)/[A-Za-z]")
 # No index has a package of ours; whoever registers the name first could have it installed.
 UNPUBLISHED = re.compile("pip install " + r"""[^`|"\n]*?(?<![\w./-])trainermon(?![\w/-])(?!-[\d*])""")
+
+# What is caught, then the reason, on the same line and in words.
+UNREASONED = re.compile(
+    r"^ *except(?: [^#\n]*\b(?:Base)?Exception\b[^#\n]*)?:(?: *#(?: noqa: BLE001)?[ -]*)?$", re.MULTILINE
+)
 
 
 def tracked_texts():
@@ -43,3 +48,17 @@ def test_an_address_and_a_home_folder_are_seen():
     assert REGISTRY.search("pip install --index" + "-url x")
     assert REGISTRY.search("https://host.example/" + "simple/")
     assert HOME.search("/home/" + "somebody")
+
+
+def test_what_catches_everything_says_why():
+    found = [name for name, text in tracked_texts() if name.endswith(".py") and UNREASONED.search(text)]
+
+    assert found == []
+
+
+def test_a_missing_reason_is_seen():
+    assert UNREASONED.search("    except Exception as error:")
+    assert UNREASONED.search("except (OSError, BaseException):  # noqa: BLE001 -")
+    assert UNREASONED.search("except" + ":")
+    assert not UNREASONED.search("    except Exception:  # noqa: BLE001 - the border: training goes on")
+    assert not UNREASONED.search("    except CheckException:")

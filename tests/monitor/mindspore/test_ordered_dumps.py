@@ -137,7 +137,8 @@ def test_a_dump_that_training_leaves_unfinished_is_kept(spool):
     assert "Cell.head.Dense.forward.0" in {entry.key for entry in dump_of(spool, event).entries}
 
 
-def test_a_step_that_never_came_has_no_dump(spool):
+def end_before_a_dump(spool):
+    """Order a dump of step 1, train step 0 alone; return what the journal says of the dump."""
     training = SmallTraining()
     with TrainerMon({"agent": {"start": False}}) as monitor:
         monitor.set_monitor(training.net, optimizer=training.optimizer)
@@ -145,6 +146,12 @@ def test_a_step_that_never_came_has_no_dump(spool):
         training.step()
 
     [event] = [event for event in RankJournal(only_spool(spool)).events if event["type"] == "dump"]
+    return event
+
+
+def test_a_step_that_never_came_has_no_dump(spool):
+    event = end_before_a_dump(spool)
+
     assert (event["step"], event["status"]) == (1, "failed")
     assert "training ended before the step's first" in event["reason"]
     [run] = (spool.parent / "output").iterdir()
@@ -156,13 +163,8 @@ def test_a_dump_without_a_call_that_cannot_be_finished_leaves_nothing(spool, mon
         raise DumpError("no space left")
 
     monkeypatch.setattr(CellWriter, "close", fail)
-    training = SmallTraining()
-    with TrainerMon({"agent": {"start": False}}) as monitor:
-        monitor.set_monitor(training.net, optimizer=training.optimizer)
-        ControlReader(only_spool(spool), 0).send([dump("next", 1)])
-        training.step()
+    event = end_before_a_dump(spool)
 
-    [event] = [event for event in RankJournal(only_spool(spool)).events if event["type"] == "dump"]
     assert (event["status"], event["reason"]) == ("failed", "no space left")
     assert not list((only_spool(spool) / OUTBOX_FOLDER).iterdir())
 

@@ -43,7 +43,7 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         if place.exists():
             unfinished.chmod(place.stat().st_mode & 0o7777)
         unfinished.replace(place)
-    except BaseException:
+    except BaseException:  # an interrupt too leaves no half file; it goes on
         unfinished.unlink(missing_ok=True)
         raise
 

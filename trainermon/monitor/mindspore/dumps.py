@@ -13,7 +13,7 @@ from trainermon.dump.mindspore.debugger import NO_CALLS_NOTE
 from trainermon.dump.mindspore.writer import CellWriter
 from trainermon.hooks.names import chosen
 from trainermon.monitor.mindspore.training import CellTraining
-from trainermon.monitor.session.ordered_dumps import StartedDump
+from trainermon.monitor.session.ordered_dumps import StartedDump, begin_writer
 
 NOTHING_SEEN = (
     "no call of a cell was seen: training ended before the step's first one, or MindSpore compiles them (graph mode, "
@@ -71,13 +71,8 @@ class CellDumps:
         if self.are_compiled:
             raise DumpError(NO_CALLS_NOTE)
         place = f"dumps/{command.id}/attempt{self._attempt}/step{step}/rank{self._coordinates.rank}"
-        parcel, info = self._outbox.parcel(place), self._info(command, step)
-        most = self._outbox.room(max_bytes)
-        try:
-            writer = CellWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
-        except DumpError:
-            parcel.delete()
-            raise
+        parcel, most = self._outbox.parcel(place), self._outbox.room(max_bytes)
+        writer = begin_writer(CellWriter, parcel, self._info(command, step), command.task, most)
         writer.source = self._source
         roots = self._training.roots
         models = {str(stage) if len(roots) > 1 else "": root for stage, root in enumerate(roots)}

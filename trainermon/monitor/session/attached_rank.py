@@ -112,7 +112,7 @@ class AttachedRank(abc.ABC):
         self._made = MadePlaces(run.directory, spool_of(run, config), coordinates)
         try:
             self._files = RankSpool(run, coordinates, config)
-        except BaseException:
+        except BaseException:  # an interrupt too leaves no empty folders; it goes on to the script
             self._made.remove()
             raise
         self._agent = AgentProcess(run, coordinates, self._files)

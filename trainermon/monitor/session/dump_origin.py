@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainermon.core.errors import DumpError
 from trainermon.core.outbox import Outbox, Parcel
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Command, Coordinates, SourceMode
@@ -13,7 +12,7 @@ from trainermon.dump.files.layout import layout_of
 from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.names import chosen
-from trainermon.monitor.session.ordered_dumps import StartedDump
+from trainermon.monitor.session.ordered_dumps import StartedDump, begin_writer
 from trainermon.monitor.taps.training import Training
 from trainermon.replay.suitability import ModelStage, stage_of
 
@@ -59,13 +58,8 @@ class DumpOrigin:
 
     def start(self, command: Command, step: int, max_bytes: int) -> StartedDump:
         """Start to capture the modules of `step` for a command; see `DumpMaker`."""
-        parcel = self.parcel(command.id, step)
-        info, most = self.info(command.id, step, command.reason), self.room(max_bytes)
-        try:
-            writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
-        except DumpError:
-            parcel.delete()
-            raise
+        parcel, info = self.parcel(command.id, step), self.info(command.id, step, command.reason)
+        writer = begin_writer(DumpWriter, parcel, info, command.task, self.room(max_bytes))
         writer.source = self.source
         capture = ModuleCapture(
             [stage.model for stage in self.stages()],

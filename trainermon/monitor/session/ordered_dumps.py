@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from trainermon.core.control import ControlPage
 from trainermon.core.errors import DumpError
 from trainermon.core.events import DumpEvent, DumpStatus
 from trainermon.core.journal import JournalWriter
 from trainermon.core.outbox import Parcel
-from trainermon.core.values import Action, Command
+from trainermon.core.values import Action, Command, DumpTask
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
+
+_Writer = TypeVar("_Writer", bound=DumpWriter)
 
 MAX_AT_ONCE = 4
 """So many dumps of one step may be ordered; each reads every tensor anew."""
@@ -56,6 +58,19 @@ class StartedDump:
             return self.writer.close()
         finally:
             self.parcel.send()
+
+
+def begin_writer(kind: type[_Writer], parcel: Parcel, info: DumpInfo, task: DumpTask, max_bytes: int) -> _Writer:
+    """Return a new writer into `parcel`, which is deleted if that cannot be written.
+
+    Raises:
+        DumpError: It cannot.
+    """
+    try:
+        return kind(parcel.content, info, task=task, max_bytes=max_bytes, final=parcel.final)
+    except DumpError:
+        parcel.delete()
+        raise
 
 
 class DumpMaker(Protocol):
