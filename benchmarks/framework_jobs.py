@@ -1,6 +1,8 @@
 """A GPT of about 20 M parameters in a real framework on two gloo ranks, bare or watched; a job for `lockstep`.
 
 python benchmarks/framework_jobs.py megatron-dp-distributed-bf16 activations trainermon FOLDER
+
+The monitor is one of `none`, `trainermon`, `mindstudio` and `limit`, which only writes what its collectives are.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bench_step import GPT, LEVELS, VOCABULARY
+from benchmarks.bench_step_limit import reading_rate
 from benchmarks.lockstep import serve
+from trainermon.monitor.taps.operands import METHODS, CollectiveOp, read_by, written_by
 
 COLLECTIVES = {"cc_distribution": {"enable": True, "cc_codeline": [], "cc_pre_hook": True, "cc_log_only": False}}
-ALL_LEVELS = LEVELS | {"collectives": LEVELS["activations"] | COLLECTIVES}
+ALL_LEVELS = LEVELS | {
+    "collectives": LEVELS["activations"] | COLLECTIVES,
+    "collectives-alone": COLLECTIVES | {"wg_distribution": False},
+}
 LAYERS, WIDTH, HEADS, LENGTH, BATCH = 8, 384, 6, 128, 2
 
 
@@ -49,6 +56,8 @@ def main() -> None:
         early.set_monitor(run.model, grad_acc_steps=1, optimizer=run.optimizer, **run.groups)
     elif monitor == "trainermon":
         watcher = watch(level, Path(folder), run)
+    elif monitor == "limit":
+        write_limit(Path(folder) / str(rank), run.step)
     serve(run.step)
     if watcher is not None:
         watcher.close()
@@ -64,6 +73,34 @@ def watch(level: str, folder: Path, run: Run) -> Any:
     watcher = TrainerMon(config | {"agent": {"start": False}})
     watcher.set_monitor(run.model, run.optimizer, **run.groups)
     return watcher
+
+
+def write_limit(path: Path, step: Callable[[], object]) -> None:
+    """Write to `path` how many calls the collectives of a step are, how many bytes they read and write, and how fast.
+
+    What stays as it was read is not counted twice: the result in a group of one, and at the root of a broadcast.
+    """
+    counts = {"calls": 0, "bytes": 0}
+
+    def counted(method: Callable[..., Any], op: CollectiveOp) -> Callable[..., Any]:
+        def call(group: Any, *arguments: Any, **named: Any) -> Any:
+            sides = (side(op, (group, *arguments), named, group.rank()) for side in (read_by, written_by))
+            read, written = (sum(tensor.nbytes for tensor in tensors) for tensors in sides)
+            is_same = op.reads == op.writes and (group.size() == 1 or op.name == "broadcast")
+            counts["calls"] += 1
+            counts["bytes"] += max(read, written) if is_same else read + written
+            return method(group, *arguments, **named)
+
+        return call
+
+    methods = {name: getattr(dist.ProcessGroup, name) for name in METHODS if hasattr(dist.ProcessGroup, name)}
+    for name, method in methods.items():
+        setattr(dist.ProcessGroup, name, counted(method, METHODS[name]))
+    step()
+    for name, method in methods.items():
+        setattr(dist.ProcessGroup, name, method)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(counts | {"bytes_per_ms": reading_rate()}))
 
 
 def make_mindstudio(level: str, folder: Path) -> Any:

@@ -1,8 +1,8 @@
 """Jobs of several ranks that take one step each in turn, so that a bare and a watched job are measured side by side.
 
 A job is a script that calls `serve(step)` on every rank. The parent gives all its ranks the word for one step, and gets
-the CPU time that rank 0's process spent in it. The two jobs are processes of their own: what a monitor replaces in one
-of them, on a class, say, cannot slow the other.
+the CPU time that each rank's process spent in it; a job's is their mean. The two jobs are processes of their own: what
+a monitor replaces in one of them, on a class, say, cannot slow the other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import dataclasses
 import os
 import resource
 import socket
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Ratio, cpu_ms, summarise
@@ -73,13 +74,12 @@ class Job:
             self._answer(rank)
 
     def step(self) -> float:
-        """Let every rank take one step; return the CPU time of rank 0 in milliseconds."""
+        """Let every rank take one step; return its CPU time in milliseconds, the mean of the ranks."""
         for process in self.ranks:
             assert process.stdin is not None
             process.stdin.write("step\n")
             process.stdin.flush()
-        times_ms = [float(self._answer(rank)) for rank in range(len(self.ranks))]
-        return times_ms[0]
+        return statistics.mean(float(self._answer(rank)) for rank in range(len(self.ranks)))
 
     def finish(self) -> float:
         """End the job; return rank 0's peak of resident memory in MiB."""
@@ -129,7 +129,7 @@ def compare(base: Job, other: Job, *, pairs: int, warm_up: int) -> tuple[Ratio, 
         other.kill()
 
 
-def _environment(rank: int, world_size: int, port: int) -> Mapping[str, str]:
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
