@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.alerts.series import block, feed, grad, rules
+from tests.alerts.series import block, feed, grad, header, rules
 from trainermon.alerts import extensions
 from trainermon.alerts.across_ranks.copies import DiffersComparison
 from trainermon.alerts.conditions import ConditionVerdict, ConditionWatcher, Slots
@@ -71,6 +71,17 @@ class Shapeless(Odd):
         return ConditionVerdict(np.array([1.0]), np.array([1.0]), yes, ~yes)
 
 
+class Most(ConditionWatcher):
+    """Most of the series that are judged together are 1."""
+
+    def __init__(self, settings: Mapping[str, Any], statistic: str) -> None: ...
+
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
+        value = DERIVED["mean"](moments)
+        bad = np.full(len(value), (value == 1.0).mean() > 0.5)
+        return ConditionVerdict(value, value, bad, ~bad)
+
+
 def not_a_watcher(settings: Mapping[str, Any], statistic: str) -> object:
     return object()
 
@@ -79,6 +90,7 @@ POINTS = {
     "odd": "tests.alerts.test_extensions:Odd",
     "moody": "tests.alerts.test_extensions:Moody",
     "shapeless": "tests.alerts.test_extensions:Shapeless",
+    "most": "tests.alerts.test_extensions:Most",
     "nothing": "tests.alerts.test_extensions:not_a_watcher",
     "gone": "no_such_package:Condition",
 }
@@ -204,3 +216,11 @@ def test_name_that_no_package_has_is_an_error_that_lists_those_there_are(tmp_pat
 def test_settings_that_are_no_mapping_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match=r"when\.odd: found 3, expected true or a mapping"):
         engine(tmp_path, "odd", "3")
+
+
+def test_condition_of_another_package_sees_one_rank_at_a_time(tmp_path: Path) -> None:
+    ranks = engine(tmp_path, "most", "{}")
+    for rank, values in enumerate([(1.0, 1.0, 0.0), (0.0, 0.0, 1.0)]):
+        ranks.take(header(rank), [grad(name) for name in "abc"], block(0, dict(enumerate(values))))
+
+    assert [(alert.rank, alert.num_series) for alert in ranks.settle()] == [(0, 3)]

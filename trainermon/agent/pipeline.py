@@ -190,6 +190,7 @@ class RecordPipeline:
                 self._gather(extended)
             if self._clock() >= deadline_s:
                 break
+        self._consumers.end_round()
         return num_records
 
     def _catch_up(self, deadline_s: float) -> None:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class RuleConsumer(RecordConsumer):
-    """Evaluates the alert rules on every block (one step of one rank), and passes on the alerts that changed.
+    """Evaluates the alert rules on the blocks of each round, and passes on the alerts that changed.
 
     Args:
         engine: Evaluates the rules.
@@ -57,8 +57,12 @@ class RuleConsumer(RecordConsumer):
         self._report = report
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Evaluate the rules on one step of one rank."""
-        for alert in self._engine.evaluate(header, keys, block):
+        """Begin to evaluate the rules on one step of one rank."""
+        self._engine.take(header, keys, block)
+
+    def end_round(self) -> None:
+        """Evaluate the rules on the steps of all ranks."""
+        for alert in self._engine.settle():
             self._report(alert)
 
     def report(self, statement: AgentStatement) -> None:
@@ -147,6 +151,7 @@ class Reactions(RecordConsumer):
         self.num_ended = 0
         self.attempt = 0
         self.lag_s = 0.0
+        self._newest_s = 0.0
         self._alerts = alerts
         self._commands = commands
         self._dumps = dumps
@@ -181,9 +186,13 @@ class Reactions(RecordConsumer):
         self._commands.resend(rank, attempt=header.attempt, step=self._watch.steps.get(rank, 0))
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Measure how many seconds the agent lags behind the rank."""
+        """Note when the rank's step ended."""
         del header, keys
-        self.lag_s = max(0.0, time.time() - block.time_s)
+        self._newest_s = block.time_s
+
+    def end_round(self) -> None:
+        """Measure how many seconds the agent lags behind the ranks."""
+        self.lag_s = max(0.0, time.time() - self._newest_s)
         self._metrics.set("trainermon_journal_lag_seconds", self.lag_s)
 
     def on_event(self, header: Header, event: RankEvent) -> None:

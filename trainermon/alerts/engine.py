@@ -1,8 +1,8 @@
 """Alert rules over the statistics of all ranks of a node, step by step.
 
-One `evaluate` takes one step of one rank through every rule: the condition on all series at once (`conditions`), how
-long it has held (`state`), which alerts are consequences of another one and therefore held back (`rank_rules`), and,
-when the step is complete, how the ranks compare (`across`). Evaluating the same records again gives the same alerts
+One `evaluate` takes one step of one rank through every rule: the condition on all series at once (`batch`), how long it
+has held (`state`), which alerts are consequences of another one and therefore held back (`rank_rules`), and, when the
+step is complete, how the ranks compare (`across`). Evaluating the same records again gives the same alerts
 with the same ids.
 
 Where each decision belongs: alerts/README.md.
@@ -10,10 +10,12 @@ Where each decision belongs: alerts/README.md.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainermon.alerts.across_ranks.across import AcrossRanks
+from trainermon.alerts.batch import StepBatches, TakenStep
 from trainermon.alerts.conditions.criteria import Differs, Straggler
 from trainermon.alerts.conditions.watchers import history_of
 from trainermon.alerts.rank_rules import RankRules, RuleSet
@@ -25,6 +27,25 @@ if TYPE_CHECKING:
     from trainermon.core.journal import Header
 
 
+@dataclasses.dataclass(slots=True)
+class BegunStep:
+    """A step of one rank that is being evaluated.
+
+    Attributes:
+        header: Who wrote it.
+        time_s: Unix time of the step.
+        rank: The rank's rules.
+        changes: The alerts that it has changed so far.
+        taken: The step; None if there is nothing to evaluate.
+    """
+
+    header: Header
+    time_s: float
+    rank: RankRules
+    changes: list[Alert]
+    taken: TakenStep | None = None
+
+
 class RuleEngine:
     """Evaluates rules over any number of ranks, each with its own state.
 
@@ -33,7 +54,8 @@ class RuleEngine:
     fires until it is over: on the same rank, or on all of them if it compares ranks or is reported. What still holds
     then is reported late, with its true first step.
 
-    Cost: see benchmarks/bench_rules.py. A spike rule keeps four bytes for each place in the window of each series.
+    Cost: see benchmarks/bench_rules.py; the ranks of a node cost less together (`take`, `settle`). A spike rule keeps
+    four bytes for each place in the window of each series.
 
     Args:
         rules: From `load_rules`.
@@ -44,7 +66,9 @@ class RuleEngine:
         self._shared = RuleSet(self._rules)
         self._across = AcrossRanks(self._rules, self._shared.faults)
         self._reported = ReportedAlerts(self._rules)
+        self._batches = StepBatches()
         self._ranks: dict[int, RankRules] = {}
+        self._begun: dict[int, BegunStep] = {}
 
     @property
     def history_steps(self) -> int:
@@ -95,8 +119,29 @@ class RuleEngine:
         Returns:
             At most one alert per rule and rank, and none for a healthy step.
         """
-        changes = self._take(header, keys, block)
-        return self._rank(header.coordinates.rank).ended_unseen() + changes
+        self.take(header, keys, block)
+        return self.settle()
+
+    def take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Begin to evaluate a step of one rank, as `evaluate` does; `settle` ends it.
+
+        Steps of several ranks cost less together. After an error the step is passed over.
+
+        Raises:
+            ValueError: A step of this rank waits for `settle`.
+        """
+        number = header.coordinates.rank
+        if number in self._begun:
+            raise ValueError(f"found a second step of rank {number}, expected one of each rank before settle()")
+        rank = self._rank(number)
+        begun = self._begun[number] = BegunStep(header, block.time_s, rank, self._begin_attempt(rank, header, block))
+        begun.taken = rank.take(header, keys, block)
+
+    def settle(self) -> list[Alert]:
+        """Return what has changed by all steps begun, in their order; of each as `evaluate` returns it."""
+        return [
+            alert for rank, changes in self._settle() for found in (rank.ended_unseen(), changes) for alert in found
+        ]
 
     def prime(self, header: Header, keys: Sequence[SeriesKey], blocks: Iterable[StatBlock]) -> None:
         """Replay steps that were evaluated before a restart, in order, without reporting anything.
@@ -105,7 +150,8 @@ class RuleEngine:
         usual ranges are. Steps of several ranks are primed in the order in which they were evaluated.
         """
         for block in blocks:
-            for alert in self._take(header, keys, block):
+            self.take(header, keys, block)
+            for alert in (alert for _, changes in self._settle() for alert in changes):
                 self._rank(alert.rank).keep_unreported([alert])
 
     def resume(self, alerts: Iterable[Alert]) -> None:
@@ -149,18 +195,33 @@ class RuleEngine:
         """Return the alerts that will fire if their condition holds for some more steps."""
         return self._alerts(AlertState.PENDING, held=False)
 
-    def _take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
-        rank = self._rank(header.coordinates.rank)
+    def _begin_attempt(self, rank: RankRules, header: Header, block: StatBlock) -> list[Alert]:
+        if header.attempt <= rank.moment.attempt:
+            return []
+        ended = self._reported.begin_attempt(rank.moment.rank, header.attempt, block.time_s)
+        for alert in ended:
+            self._shared.note_firing(alert.rule, alert.rank, is_firing=False)
+        return ended + rank.begin_attempt(header.attempt)
+
+    def _settle(self) -> list[tuple[RankRules, list[Alert]]]:
+        begun, self._begun = list(self._begun.values()), {}
+        taken = [(step.rank, step.taken) for step in begun if step.taken is not None]
+        restless = {taken[place][0].moment.rank for place in self._batches.observe([each for _, each in taken])}
+        for step in begun:
+            if step.taken is not None:
+                step.changes += step.rank.changes(is_calm=step.rank.moment.rank not in restless)
+                step.changes += self._compare(step.header, step.time_s, step.taken)
+        return [(step.rank, step.changes) for step in begun]
+
+    def _compare(self, header: Header, time_s: float, taken: TakenStep) -> list[Alert]:
         changes = []
-        if header.attempt > rank.moment.attempt:
-            changes += self._reported.begin_attempt(rank.moment.rank, header.attempt, block.time_s)
-            for alert in changes:
-                self._shared.note_firing(alert.rule, alert.rank, is_firing=False)
-        changes += rank.advance(header, keys, block)
-        if rank.took_step:
-            for found in self._across.add(header, block, rank.compared):
+        for compared in self._across.add(header, time_s, taken):
+            for found in compared.found:
                 found.apply()
-                changes += self._rank(found.rank).take_comparison(found.watch, found.step, found.time_s)
+                part = found.part
+                changes += self._rank(part.rank).take_comparison(part.watch, found.step, part.time_s)
+            for number in compared.ranks:
+                self._rank(number).note_compared(compared.step)
         return changes
 
     def _alerts(self, state: AlertState, *, held: bool) -> list[Alert]:

@@ -1,138 +1,27 @@
-"""All rules on one rank: which series of a step each of them looks at, which alerts are held back, what is reported."""
+"""All rules on one rank: which alerts are held back, and what is reported."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.partners import RatioDivisors
-from trainermon.alerts.conditions.condition import Slots
-from trainermon.alerts.conditions.contained import ConditionFaults
+from trainermon.alerts.batch import TakenStep
+from trainermon.alerts.conditions.contained import ConditionFaults, ContainedWatcher
 from trainermon.alerts.conditions.criteria import Reported
+from trainermon.alerts.conditions.watchers import make_watcher
+from trainermon.alerts.extensions import CustomCondition
 from trainermon.alerts.learned import LossLevel
+from trainermon.alerts.rows import RowPlans
 from trainermon.alerts.rules import AlertRule, inhibitors, later_inhibitors
-from trainermon.alerts.watch import NO_SLOT, RuleWatch, compact
+from trainermon.alerts.watch import RuleWatch
 from trainermon.alerts.wording import AlertMoment
-from trainermon.core.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
-from trainermon.core.derived import SUM, Array
-from trainermon.core.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
+from trainermon.core.values import STATISTICS, Alert, AlertState, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
     from trainermon.core.journal import Header
-
-_MAX_PLANS = 16  # kinds that are collected at different intervals give a few patterns of series, not many
-
-
-class RuleRows(NamedTuple):
-    """Which rows of a block (one step of one rank) one rule looks at.
-
-    Attributes:
-        watch: The rule, as it watches the rank.
-        rows: The rows of the block.
-        slots: The same series, as positions among those of the rule.
-        divisors: Where the divisors are, for a ratio; else None.
-    """
-
-    watch: RuleWatch
-    rows: Slots
-    slots: Slots
-    divisors: RatioDivisors | None
-
-    def moments(self, values: Array) -> Array:
-        """Return the moments [8, n] that the rule looks at, out of a block's `values`; [17, n] for a ratio."""
-        own: Array = values[:, self.rows]
-        return own if self.divisors is None else self.divisors.join(own, values)
-
-
-class RowPlan(NamedTuple):
-    """Which rows of a block all rules look at; the same for all steps that show the same series.
-
-    Attributes:
-        looks: For each rule that looks at any row, the rule and its rows; other rules are left out.
-        losses: The rows of the losses.
-        skipped: The row that tells that the framework skipped the step; -1: there is none.
-        loss_scale: The row of the loss scale; -1: there is none.
-    """
-
-    looks: tuple[RuleRows, ...]
-    losses: NDArray[np.intp]
-    skipped: int
-    loss_scale: int
-
-    def is_excused(self, values: Array) -> bool:
-        """Return whether the framework skipped this step to lower its loss scale, as it is meant to.
-
-        With a scale of 1, or none, there is nothing to lower: then the step is lost, not skipped by design.
-        """
-        if self.skipped < 0 or self.loss_scale < 0:
-            return False
-        return bool(values[SUM, self.skipped] == 1.0 and 1.0 < values[SUM, self.loss_scale] < np.inf)
-
-
-class RowPlans:
-    """Works out which rows of a rank's blocks its rules look at, once for each combination of series.
-
-    Series are numbered anew in each attempt, see `reset`.
-    """
-
-    def __init__(self, watches: Sequence[RuleWatch]) -> None:
-        self._watches = watches
-        self._plans: dict[bytes, RowPlan] = {}
-        self._num_keys = 0
-        self._skipped_id = self._scale_id = -1
-        self._loss_ids: list[int] = []
-
-    def reset(self) -> None:
-        """Forget all series: a new attempt begins."""
-        self._plans.clear()
-        self._num_keys = 0
-        self._skipped_id = self._scale_id = -1
-        self._loss_ids = []
-
-    def extend(self, header: Header, keys: Sequence[SeriesKey]) -> None:
-        """Register the series that are new in the rank's table `keys`, with each rule that looks at them."""
-        if len(keys) <= self._num_keys:
-            return
-        added = keys[self._num_keys :]
-        placements = list(header.placements[self._num_keys : len(keys)])
-        placements += [None] * (len(added) - len(placements))
-        for watch in self._watches:
-            watch.extend(added, placements)
-        for number, key in enumerate(added, start=self._num_keys):
-            if key == SeriesKey(Kind.STEP, SKIPPED_SERIES):
-                self._skipped_id = number
-            elif key == SeriesKey(Kind.STEP, LOSS_SCALE_SERIES):
-                self._scale_id = number
-            elif key.kind is Kind.LOSS:
-                self._loss_ids.append(number)
-        self._num_keys = len(keys)
-
-    def of(self, series: NDArray[Any]) -> RowPlan:
-        """Return which rows each rule looks at in a block whose rows are the series with the ids `series`."""
-        pattern = series.tobytes()
-        if pattern not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[pattern] = RowPlan(
-                tuple(self._looks(series)),
-                np.flatnonzero(np.isin(series, self._loss_ids)),
-                _place(series, self._skipped_id),
-                _place(series, self._scale_id),
-            )
-        return self._plans[pattern]
-
-    def _looks(self, series: NDArray[Any]) -> Iterator[RuleRows]:
-        for watch in self._watches:
-            rows = np.flatnonzero(watch.slot_of_id[series] != NO_SLOT)
-            divisors = None
-            if watch.partners:
-                rows, divisors = watch.partners.find(series, rows)
-            if rows.size:
-                yield RuleRows(watch, compact(rows), compact(watch.slot_of_id[series[rows]]), divisors)
 
 
 class RuleSet:
@@ -148,9 +37,18 @@ class RuleSet:
     def __init__(self, rules: Sequence[AlertRule]) -> None:
         self.rules = tuple(rule for rule in rules if not isinstance(rule.when, Reported))
         self.faults = ConditionFaults()
+        self._watchers: dict[str, ContainedWatcher] = {}
         self.firing_anywhere: dict[str, set[int]] = {}
         self._always = inhibitors(rules)
         self._later = later_inhibitors(rules)
+
+    def watcher_of(self, rule: AlertRule) -> ContainedWatcher:
+        """Return what evaluates the condition of `rule`: the same for all ranks, unless another package provides it."""
+        if isinstance(rule.when, CustomCondition):
+            return make_watcher(rule, self.faults)
+        if rule.name not in self._watchers:
+            self._watchers[rule.name] = make_watcher(rule, self.faults)
+        return self._watchers[rule.name]
 
     def note_firing(self, rule: str, rank: int, *, is_firing: bool) -> None:
         """Record that an alert of `rule` on `rank`, one that holds others back on all ranks, has begun or ended."""
@@ -170,7 +68,7 @@ class RuleSet:
 
 
 class RankRules:
-    """Evaluates all rules on one rank, step by step; also takes up its alerts from before a restart of the agent.
+    """Tracks all rules on one rank, step by step; also takes up its alerts from before a restart of the agent.
 
     Args:
         number: The rank.
@@ -178,16 +76,13 @@ class RankRules:
 
     Attributes:
         moment: The last step of the rank.
-        took_step: Whether the last `advance` was given a new step.
-        compared: What rules that compare ranks need of the last step: `(watch, slots, moments)`.
     """
 
     def __init__(self, number: int, shared: RuleSet) -> None:
         self.moment = AlertMoment(rank=number, attempt=-1, step=-1, time_s=0.0)
-        self.took_step = False
-        self.compared: list[tuple[RuleWatch, Slots, Array]] = []
         self._shared = shared
-        self._watches = {rule.name: RuleWatch(rule, shared.faults) for rule in shared.rules}
+        self._watches = {rule.name: RuleWatch(rule, shared.watcher_of(rule)) for rule in shared.rules}
+        self._has_alerts = False
         self._plans = RowPlans(tuple(self._watches.values()))
         self._loss_level = LossLevel()
         self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
@@ -205,30 +100,52 @@ class RankRules:
         ended = (alert for alert in alerts if alert.state is AlertState.RESOLVED)
         self._unreported += [alert for alert in ended if alert.id in self._resumed_ids]
 
-    def advance(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
-        """Evaluate all rules on one step of the rank; return the alerts that begin, grow or end."""
-        self.compared = []
-        self.took_step = False
-        if header.attempt < self.moment.attempt:
+    def begin_attempt(self, attempt: int) -> list[Alert]:
+        """Forget the states of earlier attempts, if `attempt` is a new one; return the alerts that end with them."""
+        if attempt <= self.moment.attempt:
             return []
-        ended = self._begin_attempt(header.attempt) if header.attempt > self.moment.attempt else []
-        if block.step <= self.moment.step:
-            return ended
-        self.took_step = True
-        self.moment = self.moment.at(block.step, block.time_s)
+        ended = []
+        for watch in self._watches.values():
+            if watch.announced:
+                alert = watch.alert(AlertState.RESOLVED, self.moment)
+                ended.append(dataclasses.replace(alert, message=f"{alert.message} (attempt {attempt} began)"))
+            if watch.compares:
+                self._shared.note_firing(watch.rule.name, self.moment.rank, is_firing=False)
+            watch.reset()
+        self.moment = dataclasses.replace(self.moment, attempt=attempt, step=-1)
+        self._plans.reset()
+        self._loss_level = LossLevel()
+        return ended
+
+    def take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> TakenStep | None:
+        """Begin a step of the present attempt; None if it is not newer than the last one."""
+        if header.attempt < self.moment.attempt or block.step <= self.moment.step:
+            return None
         self._plans.extend(header, keys)
         values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
         with np.errstate(all="ignore"):
-            self._observe(self._plans.of(np.asarray(block.series)), values, block.step)
-        return ended + self._changes(self._watches.values(), self.moment)
+            plan = self._plans.of(np.asarray(block.series))
+            is_excused = plan.is_excused(values)
+            self._loss_level.observe(values[:, plan.losses])
+        self.moment = self.moment.at(block.step, block.time_s)
+        return TakenStep(block.step, plan, values, is_excused)
+
+    def changes(self, *, is_calm: bool) -> list[Alert]:
+        """Return the alerts that begin, grow or end with the step; `is_calm`: no condition holds on this rank."""
+        if is_calm and not self._has_alerts:
+            return []
+        return self._changes(self._watches.values(), self.moment)
 
     def take_comparison(self, watch: RuleWatch, step: int, time_s: float) -> list[Alert]:
         """Return the alerts that a comparison of ranks changed; its step may be behind the rank's."""
-        self._compared_place = (self.moment.attempt, step)
         moment = self.moment.at(step, time_s)
         changes = self._changes([watch], moment)
         self._shared.note_firing(watch.rule.name, moment.rank, is_firing=watch.group.firing)
         return changes
+
+    def note_compared(self, step: int) -> None:
+        """Record that ranks were compared on `step`: an alert that was to come by then does not come any more."""
+        self._compared_place = (self.moment.attempt, step)
 
     def ended_unseen(self) -> list[Alert]:
         """Return, once each, the ends of alerts that fired before a restart of the agent and no longer do.
@@ -263,31 +180,6 @@ class RankRules:
         now = self._compared_place if compares else (self.moment.attempt, self.moment.step)
         return (alert.attempt, alert.step) <= now
 
-    def _begin_attempt(self, attempt: int) -> list[Alert]:
-        ended = []
-        for watch in self._watches.values():
-            if watch.announced:
-                alert = watch.alert(AlertState.RESOLVED, self.moment)
-                ended.append(dataclasses.replace(alert, message=f"{alert.message} (attempt {attempt} began)"))
-            if watch.compares:
-                self._shared.note_firing(watch.rule.name, self.moment.rank, is_firing=False)
-            watch.reset()
-        self.moment = dataclasses.replace(self.moment, attempt=attempt, step=-1)
-        self._plans.reset()
-        self._loss_level = LossLevel()
-        return ended
-
-    def _observe(self, plan: RowPlan, values: Array, step: int) -> None:
-        is_excused = plan.is_excused(values)
-        self._loss_level.observe(values[:, plan.losses])
-        for look in plan.looks:
-            if is_excused and not look.watch.rule.on.skipped:
-                continue
-            if look.watch.compares:
-                self.compared.append((look.watch, look.slots, look.moments(values)))
-            else:
-                look.watch.observe(look.slots, look.moments(values), step)
-
     def _changes(self, watches: Iterable[RuleWatch], moment: AlertMoment) -> list[Alert]:
         changes = []
         for watch in watches:
@@ -296,17 +188,13 @@ class RankRules:
                     continue
                 watch.begin(self._resumed, moment)
             changes += watch.change(moment, held=self._is_held(watch))
+        self._has_alerts = any(watch.on for watch in self._watches.values())
         return changes
 
     def _is_held(self, watch: RuleWatch) -> bool:
         if self._loss_level.is_learned and not watch.rule.on.learned:
             return True
         return self._shared.is_consequence(watch, self._watches)
-
-
-def _place(series: NDArray[Any], number: int) -> int:
-    found = np.flatnonzero(series == number)
-    return int(found[0]) if number >= 0 and found.size else -1
 
 
 def _lost(alert: Alert, moment: AlertMoment) -> Alert:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.across_ranks.partners import RatioPartners
-from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots, as_indices
-from trainermon.alerts.conditions.contained import ConditionFaults
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots
+from trainermon.alerts.conditions.contained import ContainedWatcher
 from trainermon.alerts.conditions.criteria import ACROSS_RANKS, Ratio
-from trainermon.alerts.conditions.watchers import make_watcher
 from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import RuleState
 from trainermon.alerts.wording import AlertConcern, AlertMoment, make_alert
@@ -23,23 +22,31 @@ NO_SLOT = -1
 
 
 class RuleWatch:
-    """Evaluates one rule on one rank: its series, what it remembers of them, and what was reported.
+    """Tracks one rule on one rank: its series, for how long its condition has held, and what was reported.
+
+    Args:
+        rule: The rule.
+        watcher: Evaluates its condition, perhaps for other ranks too.
 
     Attributes:
         rule: The rule.
+        watcher: Evaluates its condition.
+        places: By position of a series among the rule's, its slot in `watcher`.
         group: For how long its condition holds, and for which series.
         slot_of_id: By number in the rank's table, the position of a series among the rule's; -1 if the rule does not
             look at it.
         on: Whether there is an alert, reported or not.
         announced: How many series were reported, 0 while the alert is held back.
-        compares: Whether the verdict comes from a comparison of ranks, so that `observe` is not for this rule.
+        compares: Whether the verdict comes from a comparison of ranks.
         partners: Finds the divisors, for a ratio.
         keys: The rule's series.
         placements: How the tensor of each of them is placed.
     """
 
-    def __init__(self, rule: AlertRule, faults: ConditionFaults) -> None:
+    def __init__(self, rule: AlertRule, watcher: ContainedWatcher) -> None:
         self.rule = rule
+        self.watcher = watcher
+        self.places: Indices = np.zeros(0, np.intp)
         self.group = RuleState(rule)
         self.slot_of_id = np.zeros(0, np.intp)
         self.on = False
@@ -48,14 +55,13 @@ class RuleWatch:
         self.partners = RatioPartners(rule.when) if isinstance(rule.when, Ratio) else None
         self.keys: list[SeriesKey] = []
         self.placements: list[Placement | None] = []
-        self._watcher = make_watcher(rule, faults)
         self._slot_of: dict[SeriesKey, int] = {}
         self._first_step = 0
 
     def reset(self) -> None:
         """Forget states and series numbers of the attempt that has ended; series and usual ranges stay."""
         self.group.reset()
-        self._watcher.reset()
+        self.watcher.reset(self.places)
         self.slot_of_id = np.zeros(0, np.intp)
         if self.partners:
             self.partners.reset()
@@ -69,9 +75,10 @@ class RuleWatch:
             [self._slot(key) if key.kind in on.kinds and on.matches(key) else NO_SLOT for key in keys], np.intp
         )
         self.slot_of_id = np.concatenate((self.slot_of_id, slots))
-        if len(self.keys) > len(self.group.members):
+        num_added = len(self.keys) - len(self.places)
+        if num_added:
             self.group.grow(len(self.keys))
-            self._watcher.grow(len(self.keys))
+            self.places = np.concatenate((self.places, self.watcher.add(num_added)))
         if self.partners:
             self.partners.extend(keys)
         chosen = [row for row, slot in enumerate(slots.tolist()) if slot != NO_SLOT]
@@ -79,31 +86,33 @@ class RuleWatch:
             placed = [placements[row] for row in chosen]
             for row, placement in zip(chosen, placed, strict=True):
                 self.placements[slots[row]] = placement
-            self._watcher.meet(slots[chosen], [keys[row] for row in chosen], placed)
+            self.watcher.meet(self.places[slots[chosen]], [keys[row] for row in chosen], placed)
 
-    def observe(self, slots: Slots, moments: Array, step: int) -> None:
-        """Judge the rule's series of one step by their moments [8, n], and update the state.
+    @property
+    def is_calm(self) -> bool:
+        """Whether the condition holds on none of the series, and no alert is on."""
+        return self.group.restless is None
 
-        `slots` are the positions of these series among the rule's.
+    def take_verdict(self, slots: Indices, verdict: ConditionVerdict, moments: Array, step: int) -> None:
+        """Update the state by what the condition says of the series `slots` of one step, by their moments [8, n].
+
+        `slots` are positions among the rule's series.
         """
-        verdict = self._watcher.judge(slots, moments)
         if self.rule.share and np.count_nonzero(verdict.bad) < self.rule.share * len(verdict.bad):
             verdict = dataclasses.replace(verdict, bad=np.zeros_like(verdict.bad))
         restless = self.group.restless
         stirred = verdict.bad if restless is None else verdict.bad | restless[slots]
         if np.count_nonzero(stirred):
             chosen = np.flatnonzero(stirred)
-            indices = as_indices(slots, len(self.keys))[chosen]
-            part = verdict.of(chosen)
-            self.group.advance(indices, part, step)
-            self.group.record(indices, part, moments[:, chosen], self._watcher.baseline(indices))
-            restless = self.group.restless
-        self._watcher.learn(slots, None if restless is None else restless[slots])
+            indices = slots[chosen]
+            baseline = self.watcher.baseline(self.places[indices])
+            self.update(indices, verdict.of(chosen), moments[:, chosen], baseline, step)
 
-    def take_verdict(
-        self, indices: Indices, verdict: ConditionVerdict, moments: Array, baseline: Array, step: int
-    ) -> None:
-        """Update the state by what a comparison of ranks has found about this rank on `step`."""
+    def update(self, indices: Indices, verdict: ConditionVerdict, moments: Array, baseline: Array, step: int) -> None:
+        """Update the state by the verdict on the series `indices`, and keep the worst values.
+
+        `baseline` is what they were compared with. Series that are calm may be left out.
+        """
         self.group.advance(indices, verdict, step)
         self.group.record(indices, verdict, moments, baseline)
 

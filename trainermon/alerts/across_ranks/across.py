@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
 from trainermon.alerts.across_ranks.comparisons import make_comparison
 from trainermon.alerts.across_ranks.peers import PeerPart
-from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots, as_indices
+from trainermon.alerts.batch import TakenStep
 from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.rules import AlertRule
-from trainermon.alerts.watch import RuleWatch
-from trainermon.core.derived import Array
-from trainermon.core.values import StatBlock
 
 if TYPE_CHECKING:
     from trainermon.core.journal import Header
@@ -33,28 +30,34 @@ class ComparedRank(NamedTuple):
     """What a comparison of ranks has found about one rank on one step.
 
     Attributes:
-        rank: The rank.
-        watch: The rule, as it watches this rank.
+        part: What was compared of it.
         step: The step that was compared; the rank may be further by now.
-        time_s: Unix time of the step.
-        indices: The series that were judged, as positions among those of the rule.
-        verdict: Which of them are bad, and how bad.
-        moments: Their moments, [8, n].
-        baseline: What each was compared with.
+        found: What the comparison says.
     """
 
-    rank: int
-    watch: RuleWatch
+    part: PeerPart
     step: int
-    time_s: float
-    indices: Indices
-    verdict: ConditionVerdict
-    moments: Array
-    baseline: Array
+    found: Found
 
     def apply(self) -> None:
         """Update the rank's rule by this result: alerts may begin or end."""
-        self.watch.take_verdict(self.indices, self.verdict, self.moments, self.baseline, self.step)
+        chosen, verdict, baseline = self.found
+        part = self.part
+        part.watch.update(part.indices[chosen], verdict, part.moments[:, chosen], baseline, self.step)
+
+
+class ComparedStep(NamedTuple):
+    """A step that is complete.
+
+    Attributes:
+        step: Its number.
+        ranks: The ranks that have shown it.
+        found: What was found, rule by rule; nothing is computed ahead, as states of ranks change meanwhile.
+    """
+
+    step: int
+    ranks: Sequence[int]
+    found: Iterator[ComparedRank]
 
 
 class AcrossRanks:
@@ -89,14 +92,8 @@ class AcrossRanks:
         """Return on how many steps one of `rules` (the one that did most often) could compare ranks."""
         return max((self._comparisons[name].num_compared for name in rules), default=0)
 
-    def add(
-        self, header: Header, block: StatBlock, compared: Sequence[tuple[RuleWatch, Slots, Array]]
-    ) -> Iterator[ComparedRank]:
-        """Record one step of one rank, and yield the results of the steps that are complete now, oldest first.
-
-        `compared` has, for each rule that compares ranks, the rank's series and their moments. The rank's state may be
-        advanced while this runs: nothing is computed ahead.
-        """
+    def add(self, header: Header, time_s: float, taken: TakenStep) -> Iterator[ComparedStep]:
+        """Record one step of one rank, and yield the steps that are complete now, oldest first."""
         if not self._comparisons or header.attempt < self._attempt:
             return
         if header.attempt > self._attempt:
@@ -104,20 +101,15 @@ class AcrossRanks:
             self._steps = OpenSteps()
             for comparison in self._comparisons.values():
                 comparison.reset()
-        parts = {
-            watch.rule.name: PeerPart(
-                rank=header.coordinates.rank,
-                place=header.coordinates,
-                time_s=block.time_s,
-                watch=watch,
-                indices=as_indices(slots, len(watch.keys)),
-                moments=moments,
-            )
-            for watch, slots, moments in compared
-        }
         place = header.coordinates
-        for step, shown in self._steps.add(block.step, place.rank, parts, num_ranks=place.local_world_size):
-            yield from self._compare(step, shown)
+        parts = {
+            look.watch.rule.name: PeerPart(
+                place.rank, place, time_s, look.watch, look.slots, look.moments(taken.values)
+            )
+            for look in taken.compared
+        }
+        for step, shown in self._steps.add(taken.step, place.rank, parts, num_ranks=place.local_world_size):
+            yield ComparedStep(step, sorted(shown), self._compare(step, shown))
 
     def _compare(self, step: int, shown: Mapping[int, Mapping[str, PeerPart]]) -> Iterator[ComparedRank]:
         for name, comparison in self._comparisons.items():
@@ -132,17 +124,7 @@ class AcrossRanks:
                 continue
             for part, found in zip(parts, judged, strict=True):
                 if found is not None:
-                    chosen, verdict, baseline = found
-                    yield ComparedRank(
-                        part.rank,
-                        part.watch,
-                        step,
-                        part.time_s,
-                        part.indices[chosen],
-                        verdict,
-                        part.moments[:, chosen],
-                        baseline,
-                    )
+                    yield ComparedRank(part, step, found)
 
 
 class OpenSteps:

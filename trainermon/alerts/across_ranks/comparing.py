@@ -27,8 +27,17 @@ class ComparisonMemory:
         self.num_odd: dict[int, int] = {}
 
     def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:
-        """Return the verdict on each rank's part of one step, in the order of `parts`; None for a rank without one."""
+        """Return the verdict on each rank's part of one step, in the order of `parts`.
+
+        None for a rank of which nothing can be said, or for all of them where nothing is bad and none was restless
+        (`are_calm`): then nothing follows.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
         """Forget what was learned in the attempt that has ended."""
+
+
+def are_calm(parts: Sequence[PeerPart]) -> bool:
+    """Return whether the rule's condition held on no rank so far, and no alert is on."""
+    return all(part.watch.is_calm for part in parts)

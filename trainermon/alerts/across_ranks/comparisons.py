@@ -1,34 +1,25 @@
-"""What a comparison of ranks says: one far from its peers, copies that differ, a rank that holds up the others."""
+"""Which comparison of ranks belongs to which rule, and whether a rank is far from its peers."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
 from trainermon.alerts.across_ranks.copies import DiffersComparison
 from trainermon.alerts.across_ranks.few_ranks import FewRanks
-from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable, same_part, same_stage
+from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable, same_part
 from trainermon.alerts.across_ranks.shards import DeadComparison
-from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
+from trainermon.alerts.across_ranks.stragglers import StragglerComparison
+from trainermon.alerts.conditions.condition import ConditionVerdict
 from trainermon.alerts.conditions.criteria import Dead, Differs, Spread, Straggler
 from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA, median_and_deviation
-from trainermon.alerts.conditions.watchers import STRAGGLER_HISTORY
 from trainermon.alerts.rules import AlertRule
-from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, SUM, Array
-from trainermon.core.values import Kind
+from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _TINY = 1e-30
 _MANY = 4  # ranks, of which the middle is not moved by one of them
-_LEAST_WORK = 0.01  # of a step: waits that overlap may add up to more than the step
-_MIN_HISTORY = 64
-_REFRESH_STEPS = 8
-_MEDIAN_ERROR = 1.2533  # of the median against that of the mean, for a normal distribution
-_SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowest rank by chance all the time
 
 
 def make_comparison(rule: AlertRule) -> ComparisonMemory | None:
@@ -71,6 +62,8 @@ class SpreadComparison(ComparisonMemory):
                 place = np.ix_(group.members, group.columns)
                 is_few = len(group.members) < _MANY
                 score[place], level[place] = self._few.score(seen, group) if is_few else self._score(seen[place])
+        if not np.count_nonzero(score > self._condition.score) and are_calm(parts):
+            return [None] * len(parts)
         return [self._found(part, score[place], level[place]) for place, part in enumerate(parts)]
 
     def _seen(self, moments: Array) -> Array:
@@ -94,108 +87,3 @@ class SpreadComparison(ComparisonMemory):
             self._derive(part.moments), own, own > self._condition.score, own < self._condition.clear, blind
         )
         return np.arange(len(columns)), verdict, np.exp(usual) if self._logarithmic else usual
-
-
-class StragglerComparison(ComparisonMemory):
-    """Finds ranks whose own work takes longer than their peers', or longer than it used to; waiting is not work.
-
-    Compared are medians of the last steps. What a rank usually needs is known relative to its peers only, so that ranks
-    which slow down together are no stragglers.
-    """
-
-    def __init__(self, condition: Straggler) -> None:
-        super().__init__()
-        self._ratio = condition.ratio
-        self._window = condition.window
-        self._paces: dict[int, _RankPace] = {}
-
-    def reset(self) -> None:  # noqa: D102
-        self._paces.clear()
-        self.slowness.clear()
-
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
-        works = [_work_of(part) for part in parts]
-        paces = [self._paces.setdefault(part.rank, _RankPace(self._window)) for part in parts]
-        for pace, work in zip(paces, works, strict=True):
-            pace.add(work.own_s)
-        logarithms = np.log([pace.last_s for pace in paces])
-        levels = np.median(logarithms, axis=1)  # NaN for a rank that has not shown enough steps
-        deviations = np.median(np.abs(logarithms - levels[:, None]), axis=1)
-        variances = (_MEDIAN_ERROR * MAD_TO_SIGMA * deviations) ** 2 / self._window
-        found: list[Found | None] = []
-        for place, (work, pace) in enumerate(zip(works, paces, strict=True)):
-            peers = [
-                n for n, other in enumerate(works) if n != place and other.label == work.label and levels[n] > -np.inf
-            ]
-            if work.rows.size and peers and levels[place] > -np.inf:
-                chance = math.sqrt(variances[place] + sum(variances[peers]) / len(peers) ** 2)
-                self.slowness[parts[place].rank] = math.exp(levels[place] - _median(levels[peers]))
-                found.append(self._verdict(work, pace, levels[place], _median(levels[peers]), chance))
-            else:
-                found.append(None)
-        return found
-
-    def _verdict(self, work: _StepWork, pace: _RankPace, own: float, theirs: float, chance: float) -> Found:
-        """Return what is said of a rank, by the logarithms of its own work and of that of its peers."""
-        apart, usually_apart = own - theirs, pace.usually_apart
-        excess = max(apart, apart - usually_apart)  # NaN is never greater
-        if excess == apart:
-            usually_apart = 0.0
-        limit = math.log(self._ratio)
-        if not excess > limit:
-            pace.learn(apart)
-        bad = np.array([excess > max(limit, _SIGNIFICANT * chance)])
-        clear = np.array([excess < limit / 2.0])
-        verdict = ConditionVerdict(np.array([math.exp(own)]), np.array([math.exp(excess)]), bad, clear)
-        return work.rows[:1], verdict, np.array([math.exp(theirs + usually_apart)])
-
-
-class _StepWork(NamedTuple):
-    """What a rank did in a step: the rows that are times, its own work, and what peers have in common."""
-
-    rows: Indices
-    own_s: float
-    label: Hashable
-
-
-def _work_of(part: PeerPart) -> _StepWork:
-    """Return the time less the waits. Ranks whose waits are known are no peers of those whose are not."""
-    keys = [part.watch.keys[index] for index in part.indices]
-    is_time = np.array([key.kind is Kind.STEP for key in keys], np.bool_)
-    sums = part.moments[SUM]
-    whole_s, waited_s = float(sums[is_time].sum()), float(sums[~is_time].sum())
-    label = (same_stage(keys[0], None, part.place), bool(is_time.all()))
-    return _StepWork(np.flatnonzero(is_time), max(whole_s - waited_s, _LEAST_WORK * whole_s), label)
-
-
-class _RankPace:
-    """How long a rank's own work took on the last steps, and how far it usually is from its peers.
-
-    Attributes:
-        last_s: Own work of the last steps in any order; NaN where there was none yet.
-        usually_apart: Usual difference of its logarithm from the peers'; NaN until there are enough steps.
-    """
-
-    def __init__(self, window: int) -> None:
-        self.last_s: Array = np.full(window, np.nan)
-        self.usually_apart = np.nan
-        self._next = 0
-        self._apart: deque[float] = deque(maxlen=STRAGGLER_HISTORY)
-        self._num_learned = 0
-
-    def add(self, own_s: float) -> None:
-        """Add the work of one step; nothing if it is not known."""
-        if 0.0 < own_s < np.inf:
-            self.last_s[self._next] = own_s
-            self._next = (self._next + 1) % len(self.last_s)
-
-    def learn(self, apart: float) -> None:
-        """Take the distance from the peers on a calm step for usual."""
-        self._apart.append(apart)
-        self._num_learned += 1
-        if len(self._apart) >= _MIN_HISTORY and self._num_learned % _REFRESH_STEPS == 0:
-            self.usually_apart = _median(np.array(self._apart))
-
-
-def _median(values: Array) -> float:
-    return float(np.median(values))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
 from trainermon.alerts.across_ranks.peers import PeerGroup, PeerPart, PeerTable, same_elements
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Differs
@@ -47,6 +47,10 @@ class DiffersComparison(ComparisonMemory):
         for group in self._table.groups():
             self._judge_group(values, ~np.isnan(shown), group, status, usual)
         self.num_compared += bool((~np.isnan(status)).any())
+        for part in parts:
+            self.num_odd.setdefault(part.rank, 0)
+        if not np.count_nonzero(status > 0) and are_calm(parts):
+            return [None] * len(parts)
         return [self._found(part, status[place], usual[place]) for place, part in enumerate(parts)]
 
     def _make_room(self, shape: tuple[int, ...]) -> None:
@@ -100,7 +104,7 @@ class DiffersComparison(ComparisonMemory):
     def _found(self, part: PeerPart, status: Array, usual: Array) -> Found:
         columns = self._table.columns_of(part)
         own = status[columns]
-        self.num_odd[part.rank] = self.num_odd.get(part.rank, 0) + int((own > 0).sum())
+        self.num_odd[part.rank] += int((own > 0).sum())
         value = part.moments[SUM] if self._derive is None else self._derive(part.moments)
         return np.arange(len(columns)), ConditionVerdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
 

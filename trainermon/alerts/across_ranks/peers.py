@@ -63,8 +63,7 @@ class PeerTable:
         self._groups: list[PeerGroup] = []
 
     def reset(self) -> None:
-        """Forget everything: ranks may stand elsewhere in the next attempt."""
-        self._columns.clear()
+        """Forget who is whose peer: ranks may stand elsewhere in the next attempt. Columns stay."""
         self._columns_of.clear()
         self._known = ()
 

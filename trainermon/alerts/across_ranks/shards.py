@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable
-from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, grown
+from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Dead
 from trainermon.core.derived import COUNT, ZEROS, Array
 from trainermon.core.values import Coordinates, Placement, SeriesKey
@@ -26,7 +26,8 @@ class DeadComparison(ComparisonMemory):
         super().__init__()
         self._condition = condition
         self._table = PeerTable(_same_tensor)
-        self._lives: dict[int, Indices] = {}  # by rank and slot: values in a row that were alive, up to `lived`
+        self._place_of: dict[int, int] = {}  # by rank, its row of `_lives`
+        self._lives = np.zeros((0, 0), np.intp)  # by column of the table: values in a row that were alive, to `lived`
 
     def reset(self) -> None:  # noqa: D102 - as in Comparison
         self._table.reset()
@@ -38,19 +39,41 @@ class DeadComparison(ComparisonMemory):
             place = np.ix_(group.members, group.columns)
             zeros, count = np.nansum(table[:, 0][place], axis=0), np.nansum(table[:, 1][place], axis=0)
             ratio[place] = np.where(np.isnan(ratio[place]), np.nan, zeros / count)
-        return [self._found(part, ratio[place, self._table.columns_of(part)]) for place, part in enumerate(parts)]
+        is_dead, blind, lived = ratio >= self._condition.zero_ratio, np.isnan(ratio), self._lived(parts, ratio)
+        bad = is_dead & lived
+        if not np.count_nonzero(bad) and are_calm(parts):
+            return [None] * len(parts)
+        verdict = ConditionVerdict(ratio, ratio, bad, ~is_dead & ~blind, blind)
+        return [self._found(part, place, verdict) for place, part in enumerate(parts)]
 
-    def _found(self, part: PeerPart, ratio: Array) -> Found:
-        known = self._lives.get(part.rank, np.zeros(0, np.intp))
-        if len(known) < len(part.watch.keys):
-            known = self._lives[part.rank] = grown(known, len(part.watch.keys), 0)
-        needed = self._condition.lived
-        is_dead, blind = ratio >= self._condition.zero_ratio, np.isnan(ratio)
-        run = known[part.indices]
-        lived = run >= needed
-        known[part.indices] = np.where(lived | blind, run, np.where(is_dead, 0, run + 1))
-        verdict = ConditionVerdict(ratio, ratio, is_dead & lived, ~is_dead & ~blind, blind)
-        return np.arange(len(ratio)), verdict, np.full(len(ratio), np.nan)
+    def _lived(self, parts: Sequence[PeerPart], ratio: Array) -> Mask:
+        """Return which tensors `[ranks, columns]` have lived long enough before this step, and count it for them."""
+        places = np.array([self._place_of.setdefault(part.rank, len(self._place_of)) for part in parts])
+        self._make_room(len(self._place_of), ratio.shape[1])
+        place = places[:, None], np.arange(ratio.shape[1])
+        run = self._lives[place]
+        lived: Mask = run >= self._condition.lived
+        is_dead = ratio >= self._condition.zero_ratio
+        self._lives[place] = np.where(lived | np.isnan(ratio), run, np.where(is_dead, 0, run + 1))
+        return lived
+
+    def _make_room(self, num_ranks: int, num_columns: int) -> None:
+        known = self._lives
+        if num_ranks > known.shape[0] or num_columns > known.shape[1]:
+            self._lives = np.zeros((num_ranks, num_columns), np.intp)
+            self._lives[: known.shape[0], : known.shape[1]] = known
+
+    def _found(self, part: PeerPart, place: int, verdict: ConditionVerdict) -> Found:
+        columns = self._table.columns_of(part)
+        assert verdict.blind is not None
+        own = ConditionVerdict(
+            verdict.value[place, columns],
+            verdict.score[place, columns],
+            verdict.bad[place, columns],
+            verdict.clear[place, columns],
+            verdict.blind[place, columns],
+        )
+        return np.arange(len(columns)), own, np.full(len(columns), np.nan)
 
 
 def _same_tensor(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:

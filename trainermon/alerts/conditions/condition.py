@@ -1,11 +1,12 @@
-"""Whether a rule's condition holds, for all of its series on one rank at once.
+"""Whether a rule's condition holds, for all of its series at once.
 
-A watcher holds what one rule remembers about the series of one rank: `judge` looks at the values of a step without
-taking them for usual, `learn` takes them into the usual range once the state machine has said which series are calm.
+A watcher holds what one rule remembers about its series, of one rank or of several, each for itself: `judge` looks at
+the values of a step without taking them for usual, `learn` takes them into the usual range once the state machine has
+said which series are calm.
 What follows from a verdict (for how many steps, which alert) is decided in `state`. Here are the conditions on a single
 value and on the mean so far; further ones stand in `limits`, `spikes`, `drifts` and `trends`; `across` compares ranks.
 
-Series are numbered by slots in the order in which the rank first showed them. A selection of slots is a slice where
+Series are numbered by slots in the order in which they were first shown. A selection of slots is a slice where
 possible, as numpy then neither copies nor gathers.
 """
 
@@ -45,16 +46,18 @@ class ConditionVerdict:
     clear: Mask
     blind: Mask | None = None
 
-    def of(self, chosen: Indices) -> ConditionVerdict:
+    def of(self, chosen: Slots) -> ConditionVerdict:
         """Return the same verdict for some of its series only; `chosen` are their positions in it."""
         blind = None if self.blind is None else self.blind[chosen]
         return ConditionVerdict(self.value[chosen], self.score[chosen], self.bad[chosen], self.clear[chosen], blind)
 
 
 class ConditionWatcher:
-    """Evaluates a rule's condition on the series of one rank, and remembers what it needs.
+    """Evaluates a rule's condition on series, and remembers what it needs.
 
-    Base class of all conditions. Series have slots: positions in the watcher's arrays, 0, 1, 2 …
+    Base class of all conditions. Series have slots: positions in the watcher's arrays, 0, 1, 2 … What is said of one
+    never depends on which others are judged with it. A condition of another package has a watcher for each rank; of
+    ours, one for all of them.
     """
 
     def grow(self, size: int) -> None:
@@ -66,8 +69,8 @@ class ConditionWatcher:
         Called again in every attempt, as they may be placed differently then.
         """
 
-    def reset(self) -> None:
-        """Forget what belongs to the attempt that has ended; the usual ranges stay."""
+    def reset(self, slots: Slots = slice(None)) -> None:
+        """Forget what belongs to the attempt that has ended, of the series `slots`; the usual ranges stay."""
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
         """Return for which of the series `slots` the condition holds, by their moments [8, n] of one step."""
@@ -96,8 +99,8 @@ class NonFiniteWatcher(ConditionWatcher):
     def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._first = grown(self._first, size, self._UNSEEN)
 
-    def reset(self) -> None:  # noqa: D102
-        self._first[:] = self._UNSEEN
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._first[slots] = self._UNSEEN
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         infs = moments[INFS]

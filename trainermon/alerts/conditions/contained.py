@@ -13,6 +13,8 @@ from trainermon.alerts.extensions import CustomCondition, factory_of
 from trainermon.core.derived import Array
 from trainermon.core.values import Placement, SeriesKey
 
+_GROWTH = 1.25
+
 _logger = logging.getLogger(__name__)
 
 
@@ -45,7 +47,17 @@ class ContainedWatcher(ConditionWatcher):
     def __init__(self, rule: str, make: Callable[[], ConditionWatcher], faults: ConditionFaults) -> None:
         self._rule = rule
         self._faults = faults
+        self._num_series = self._room = 0
         self._watcher: ConditionWatcher = self._attempt(make) or ConditionWatcher()
+
+    def add(self, num_series: int) -> Indices:
+        """Make room for so many more series, and return their slots."""
+        slots = np.arange(self._num_series, self._num_series + num_series)
+        self._num_series += num_series
+        if self._num_series > self._room:  # with some to spare: ranks come one after the other, and arrays are copied
+            self._room = max(self._num_series, int(_GROWTH * self._room))
+            self.grow(self._room)
+        return slots
 
     def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._attempt(self._watcher.grow, size)
@@ -55,8 +67,8 @@ class ContainedWatcher(ConditionWatcher):
     ) -> None:
         self._attempt(self._watcher.meet, slots, keys, placements)
 
-    def reset(self) -> None:  # noqa: D102
-        self._attempt(self._watcher.reset)
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._attempt(self._watcher.reset, slots)
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         verdict = self._attempt(self._watcher.judge, slots, moments)
@@ -98,7 +110,8 @@ class ForeignWatcher(ConditionWatcher):
     ) -> None:
         self._watcher.meet(slots, keys, placements)
 
-    def reset(self) -> None:  # noqa: D102
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        del slots  # all that there are
         self._watcher.reset()
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102

@@ -60,8 +60,8 @@ class DriftWatcher(ConditionWatcher):
         self._compared = grown(self._compared, size, np.nan)
         self._first.grow(size)
 
-    def reset(self) -> None:  # noqa: D102
-        self._filled[:] = 0  # steps of the last checkpoint come again
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._filled[slots] = 0  # steps of the last checkpoint come again
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
@@ -143,8 +143,8 @@ class ExceedsWatcher(ConditionWatcher):
         self._count = grown(self._count, size, 0)
         self._beyond = grown(self._beyond, size, 0)
 
-    def reset(self) -> None:  # noqa: D102
-        self._beyond[:] = 0
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._beyond[slots] = 0
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)

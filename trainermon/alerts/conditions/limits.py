@@ -54,8 +54,9 @@ class ThresholdWatcher(ConditionWatcher):
             self._last = grown(self._last, size, np.nan)
             self._next = grown(self._next, size, 0)
 
-    def reset(self) -> None:  # noqa: D102
-        self._last[:] = np.nan
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        if self._over > 1:
+            self._last[slots] = np.nan
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)

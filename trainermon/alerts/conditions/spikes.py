@@ -100,8 +100,8 @@ class SpikeWatcher(ConditionWatcher):
         level[~self._misses.are_known(slots)] = np.nan
         return np.exp(level) if self._logarithmic else level
 
-    def reset(self) -> None:  # noqa: D102
-        self._outside[:] = 0
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._outside[slots] = 0
 
     def _insert(self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]) -> None:
         self._level.follow(slots, seen)

@@ -31,8 +31,8 @@ class FlatWatcher(ConditionWatcher):
     def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._anchor = grown(self._anchor, size, np.nan)
 
-    def reset(self) -> None:  # noqa: D102
-        self._anchor[:] = np.nan
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._anchor[slots] = np.nan
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
@@ -63,8 +63,8 @@ class FrozenWatcher(ConditionWatcher):
         self._last = grown(self._last, size, np.nan)
         self._changes = grown(self._changes, size, 0)
 
-    def reset(self) -> None:  # noqa: D102
-        self._last[:] = np.nan
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._last[slots] = np.nan
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value, square = moments[SUM], moments[SUM_SQ]
@@ -144,9 +144,9 @@ class NotDecreasingWatcher(ConditionWatcher):
         self._best = grown(self._best, size, np.inf)
         self._compared = grown(self._compared, size, np.nan)
 
-    def reset(self) -> None:  # noqa: D102
-        self._sum[:] = 0.0  # steps of the last checkpoint come again: half a mean would count them twice
-        self._count[:] = 0.0
+    def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
+        self._sum[slots] = 0.0  # steps of the last checkpoint come again: half a mean would count them twice
+        self._count[slots] = 0.0
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)

@@ -35,8 +35,8 @@ STRAGGLER_HISTORY = 128
 """So many values of its own work are a rank's usual pace."""
 
 
-def make_watcher(rule: AlertRule, faults: ConditionFaults) -> ConditionWatcher:
-    """Return a new watcher of `rule` for the series of one rank; for rules that compare ranks, one without verdicts."""
+def make_watcher(rule: AlertRule, faults: ConditionFaults) -> ContainedWatcher:
+    """Return a new watcher of `rule`; for rules that compare ranks, one without verdicts."""
     return ContainedWatcher(rule.name, lambda: _make(rule), faults)
 
 
