@@ -1,13 +1,16 @@
 """A call is followed from beginning to end, on classes of C++ too, and nothing is left when the patch is gone."""
 
+import contextlib
 import inspect
 import types
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainermon.core.errors import AttachError
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch
 
 
@@ -59,6 +62,34 @@ def test_call_that_fails_has_no_end_and_its_error_arrives():
     patch.detach()
 
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("failing", ["begins", "ends", "fails"])
+def test_error_of_a_callback_reaches_its_border_and_not_the_caller(failing):
+    told, fault = [], ZeroDivisionError("of the monitor")
+    border = FaultGuard(told.append)
+
+    def callback(name):
+        def call(*_):
+            if name == failing:
+                raise fault
+            return name
+
+        return call
+
+    callbacks: dict[str, Any] = {name: callback(name) for name in ("begins", "ends", "fails")}
+    patch = CallPatch(Group, "reduce", border=border, **callbacks)
+    patch.attach()
+    try:
+        with pytest.raises(ValueError, match="no value") if failing == "fails" else contextlib.nullcontext():
+            assert Group().reduce(None if failing == "fails" else 2, factor=3) == 6
+        assert Group().reduce(5) == 5
+    finally:
+        patch.detach()
+
+    assert border.tripped
+    assert len(told) == 1
+    assert "of the monitor" in told[0]
 
 
 def test_replacement_is_the_same_every_time_and_the_original_comes_back():

@@ -33,6 +33,9 @@ _BEGUN = struct.Struct("@QQQ")
 # place of the operation in `OPERATIONS`, from 1; number; number of the other rank in the group, -1; elements
 _CALL = struct.Struct("@QQqQ")
 
+NOTE = struct.Struct("@QQQQQqQ")
+"""Both parts of a note, for a rank that writes them at once."""
+
 IN_NO_CALL = bytes(_CALL.size)
 
 
@@ -80,7 +83,12 @@ def pack_begun(group: int, *, collectives: int, p2p: int) -> bytes:
 
 def pack_call(operation: str, number: int, *, peer: int = -1, elements: int = 0) -> bytes:
     """Return the bytes of the second part of a note: the call that the rank is in."""
-    return _CALL.pack(_PLACES[operation], number, peer, elements)
+    return _CALL.pack(operation_place(operation), number, peer, elements)
+
+
+def operation_place(name: str) -> int:
+    """Return the number, from 1, that stands in a note for the operation `name`, one of `OPERATIONS`."""
+    return _PLACES[name]
 
 
 def parse_notes(content: bytes) -> tuple[CallNote, ...] | None:
