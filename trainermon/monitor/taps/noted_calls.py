@@ -50,8 +50,8 @@ _write_note = NOTE.pack_into
 class NotedCalls:
     """Writes down which collectives each process group has begun, in shared memory where the agent reads it in a hang.
 
-    Calls of all threads, while attached; costs 2 µs a call, 15 µs from a cold cache. Contained: a fault of its own ends the notes, and
-    nothing else. Groups beyond the first 63 are left out.
+    Calls of all threads, while attached; costs 2 µs a call, 15 µs from a cold cache. Contained: a fault of its own ends
+    the notes, and nothing else. Groups beyond the first 63 are left out.
 
     Attributes:
         descriptor: File descriptor under which an agent finds the notes; -1 when they are not kept any more.
