@@ -1,10 +1,14 @@
 """Rows of memory that no framework knows: the compiled library and numpy, each against float64 element by element."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.statistics.numpy_moments import numpy_moments
-from trainermon.statistics.native import KINDS, native, pack, write_by_numpy
+from trainermon.statistics import native as module
+from trainermon.statistics.native import KINDS, PARALLEL, native, pack, write_by_numpy
 
 SIZES = (0, 1, 7, 70_001)
 
@@ -50,3 +54,11 @@ def test_a_tensor_without_memory_is_named(write):
     one = np.ones(3, np.float32)
 
     assert write([(one.ctypes.data, 3, 0), (0, 2, 0)], np.empty((2, 8))) == 2
+
+
+def test_threads_are_offered_wherever_the_library_would_use_them():
+    source = Path(module.__file__).with_name("moments.c").read_text(encoding="utf-8")
+    found = re.search(r"#define PARALLEL \((\d+) << (\d+)\)", source)
+
+    assert found is not None
+    assert int(found[1]) << int(found[2]) == PARALLEL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import struct
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,9 +20,10 @@ from trainermon.statistics.layout import (
     plain,
     runs,
 )
-from trainermon.statistics.native import KINDS, ROW_BYTES, NativeMoments, native, pack
+from trainermon.statistics.native import KINDS, PARALLEL, ROW_BYTES, NativeMoments, native, pack
 
 _KIND_OF = {getattr(torch, name): kind for name, kind in KINDS.items()}
+_pack_one = struct.Struct("3q").pack
 _LISTS_KEPT = 64
 _WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are found again
 
@@ -49,6 +51,16 @@ class _MomentsKernel:
 
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
+        if len(tensors) == 1:  # on its own most often, between calls that leave nothing of this in the cache
+            tensor = tensors[0]
+            kind = _KIND_OF.get(tensor.dtype)
+            if kind is not None and type(tensor) in PLAIN_TYPES and tensor.is_cpu and tensor.is_contiguous():
+                count = tensor.numel()
+                num_threads = 1 if count < PARALLEL else torch.get_num_threads()
+                address = out.data_ptr() + first_row * ROW_BYTES
+                if self._native.write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads):
+                    raise no_memory(tensor)
+                return
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
         packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None
         if packed is None:

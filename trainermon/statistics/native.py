@@ -47,6 +47,9 @@ ROW_BYTES = 8 * len(STATISTICS)
 Lies = tuple[int, int, int]
 """Where a tensor's elements lie, one after the other: address, number of elements, number of the dtype in `KINDS`."""
 
+PARALLEL = 1 << 22
+"""Elements, of all tensors of a call, from which the library starts threads: PARALLEL of moments.c."""
+
 _BFLOAT16 = KINDS["bfloat16"]
 _NAMES = {kind: name for name, kind in KINDS.items() if name != "bool"}
 _CHUNK = 65536  # elements that numpy widens to float64 at a time
@@ -71,24 +74,23 @@ def library() -> ctypes.CDLL | None:
 
 
 class NativeMoments:
-    """The library's two functions that write rows of moments, with the arguments that they take."""
+    """The library's two functions that write rows of moments, with the arguments that they take.
+
+    Attributes:
+        write: Takes what `pack` has packed of tensors, their number, the address at which their rows are to be written,
+            float64, one after the other, and how many threads may read. Returns 0, or 1 + the number of a tensor that
+            has elements but no memory: then nothing is written. Other threads of the interpreter run meanwhile.
+        strided: Takes the address of one tensor, its kind, number, length and stride of its runs, and that of its row.
+    """
 
     def __init__(self, found: ctypes.CDLL) -> None:
-        self._moments = found.trainermon_moments
-        self._moments.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
-        self._moments.restype = ctypes.c_int64
+        moments = found.trainermon_moments
+        moments.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+        moments.restype = ctypes.c_int64
+        self.write: Callable[[bytes, int, int, int], int] = moments
         self.strided = found.trainermon_moments_strided
         self.strided.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p)
         self.strided.restype = None
-
-    def write(self, packed: bytes, count: int, address: int, num_threads: int) -> int:
-        """Write the rows of `count` tensors that `pack` has packed to `address`, float64, one after the other.
-
-        Returns 0, or 1 + the number of a tensor that has elements but no memory: then nothing is written. Lets other
-        threads of the interpreter run meanwhile.
-        """
-        missing: int = self._moments(packed, count, address, num_threads)
-        return missing
 
 
 def pack(fields: Iterable[int], num_tensors: int) -> bytes:
