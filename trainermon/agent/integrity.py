@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from trainermon.alerts.reported import AgentStatement
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ
 from trainermon.core.journal import Header
+from trainermon.core.journal.patterns import ByPattern
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 
 RULE = "monitor-integrity"
@@ -38,9 +39,10 @@ MAX_OPEN_STEPS = 64
 
 
 class _RankReport(NamedTuple):
-    """One rank's part of one step: elements and squares by parameter name, and the framework's scalars."""
+    """One rank's part of one step: names and elements of its gradients, their squares, and the framework's scalars."""
 
-    elements: Mapping[str, float]
+    names: tuple[str, ...]
+    elements: NDArray[np.float64]
     squares: float
     is_finite: bool
     scalars: Mapping[str, float]
@@ -52,6 +54,32 @@ class _SummedSeries(NamedTuple):
     names: tuple[str | None, ...]
     weights: NDArray[np.float64]
     scalars: Mapping[int, str]
+
+    def rows_of(self, series: NDArray[Any]) -> _SummedRows:
+        """Return which rows of a block are added up, by the ids of its series."""
+        counted = np.flatnonzero(self.weights[series])
+        of_name = {
+            self.names[number]: row for row, number in zip(counted.tolist(), series[counted].tolist(), strict=True)
+        }
+        return _SummedRows(
+            names=tuple(name for name in of_name if name is not None),
+            named=np.array(list(of_name.values()), np.intp),
+            counted=counted,
+            weights=self.weights[series[counted]],
+            scalars=tuple(
+                (row, self.scalars[number]) for row, number in enumerate(series.tolist()) if number in self.scalars
+            ),
+        )
+
+
+class _SummedRows(NamedTuple):
+    """Which rows of a block are added up: a row of each parameter for elements, all for squares; scalars by name."""
+
+    names: tuple[str, ...]
+    named: NDArray[np.intp]
+    counted: NDArray[np.intp]
+    weights: NDArray[np.float64]
+    scalars: tuple[tuple[int, str], ...]
 
 
 class IntegrityCheck(RecordConsumer):
@@ -71,7 +99,7 @@ class IntegrityCheck(RecordConsumer):
         self._report = report
         self._checks_norm = checks_norm
         self._attempt = 0
-        self._tables: dict[int, tuple[int, _SummedSeries]] = {}
+        self._tables: dict[int, tuple[int, ByPattern[_SummedRows]]] = {}
         self._sizes: dict[str, int] = {}
         self._steps: dict[int, dict[int, _RankReport]] = {}
         self._bad_steps = 0
@@ -84,8 +112,8 @@ class IntegrityCheck(RecordConsumer):
         if header.attempt > self._attempt:
             self._begin(header.attempt)
         rank = header.coordinates.rank
-        report = self._read(self._table(rank, header, keys), block)
-        if not report.elements and not report.scalars:
+        report = _read(self._table(rank, header, keys).of(np.asarray(block.series)), block)
+        if not report.names and not report.scalars:
             return
         reports = self._steps.setdefault(block.step, {})
         reports.setdefault(rank, report)
@@ -102,10 +130,10 @@ class IntegrityCheck(RecordConsumer):
         self._steps.clear()
         self._bad_steps, self._first_bad = 0, -1
 
-    def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> _SummedSeries:
+    def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> ByPattern[_SummedRows]:
         known = self._tables.get(rank)
         if known is None or known[0] != len(keys):
-            known = self._tables[rank] = (len(keys), self._read_table(header, keys))
+            known = self._tables[rank] = (len(keys), ByPattern(self._read_table(header, keys).rows_of))
         return known[1]
 
     def _read_table(self, header: Header, keys: Sequence[SeriesKey]) -> _SummedSeries:
@@ -120,24 +148,6 @@ class IntegrityCheck(RecordConsumer):
                 weights[number] = 1.0 / placement.scale**2
                 self._sizes[key.name] = math.prod(placement.shape)
         return _SummedSeries(tuple(names), weights, MappingProxyType(scalars))
-
-    @staticmethod
-    def _read(table: _SummedSeries, block: StatBlock) -> _RankReport:
-        series = np.asarray(block.series)
-        values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
-        weights = table.weights[series]
-        counted = np.flatnonzero(weights)
-        elements = {table.names[series[row]]: values[COUNT, row] for row in counted}
-        return _RankReport(
-            elements={name: float(count) for name, count in elements.items() if name is not None},
-            squares=float(values[SUM_SQ, counted] @ weights[counted]),
-            is_finite=not values[NANS : INFS + 1, counted].any(),
-            scalars={
-                table.scalars[number]: math.nan if values[NANS : INFS + 1, row].any() else float(values[SUM, row])
-                for row, number in enumerate(series)
-                if number in table.scalars
-            },
-        )
 
     def _judge(self, block: StatBlock, reports: Mapping[int, _RankReport]) -> None:
         problem = self._missing(reports) or (self._wrong_norm(reports) if self._checks_norm else None)
@@ -171,9 +181,13 @@ class IntegrityCheck(RecordConsumer):
         )
 
     def _missing(self, reports: Mapping[int, _RankReport]) -> tuple[str, float, float, str] | None:
+        of_names: dict[tuple[str, ...], NDArray[np.float64]] = {}
+        for report in reports.values():  # most ranks have the same names: they are added at once
+            known = of_names.get(report.names)
+            of_names[report.names] = report.elements if known is None else known + report.elements
         total: dict[str, float] = {}
-        for report in reports.values():
-            for name, count in report.elements.items():
+        for names, elements in of_names.items():
+            for name, count in zip(names, elements.tolist(), strict=True):
                 total[name] = total.get(name, 0.0) + count
         wrong = [name for name, count in total.items() if count != self._sizes[name]]
         if not wrong:
@@ -197,3 +211,16 @@ class IntegrityCheck(RecordConsumer):
             return None
         text = f"the norm of the collected gradients is {found:.6g}, the framework's own is {expected:.6g}"
         return GLOBAL_NORM_SERIES, found, expected, text
+
+
+def _read(rows: _SummedRows, block: StatBlock) -> _RankReport:
+    values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
+    own = values[:, rows.counted]
+    told = ((name, values[:, row].tolist()) for row, name in rows.scalars)
+    return _RankReport(
+        names=rows.names,
+        elements=values[COUNT, rows.named],
+        squares=float(own[SUM_SQ] @ rows.weights),
+        is_finite=not own[NANS : INFS + 1].any(),
+        scalars={name: math.nan if moments[NANS] or moments[INFS] else moments[SUM] for name, moments in told},
+    )

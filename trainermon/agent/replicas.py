@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.alerts.across_ranks.peers import AXES, copy_axes
 from trainermon.core.journal import Header
+from trainermon.core.journal.patterns import ByPattern
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 MAX_STEPS = 16
@@ -120,6 +121,7 @@ class _ChecksumSeries:
     def __init__(self) -> None:
         self.copies: list[CopyGroup | None] = []
         self._is_checksum = np.zeros(0, bool)
+        self._columns = ByPattern(self._columns_of)
         self._hashes = np.zeros(0, np.uint64)
 
     def read(self, header: Header, block: StatBlock) -> tuple[NDArray[np.intp], _Words] | None:
@@ -127,7 +129,7 @@ class _ChecksumSeries:
         if len(self.copies) < len(header.series):
             self._meet(header)
         series = np.asarray(block.series)
-        columns = np.flatnonzero(self._is_checksum[series])
+        columns = self._columns.of(series)
         if not columns.size:
             return None
         values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
@@ -144,6 +146,9 @@ class _ChecksumSeries:
             if copies is not None:
                 columns.setdefault(copies.group, []).append(column)
         return {group: int(mixed[chosen].sum(dtype=np.uint64)) for group, chosen in columns.items()}
+
+    def _columns_of(self, series: NDArray[Any]) -> NDArray[np.intp]:
+        return np.flatnonzero(self._is_checksum[series])
 
     def _meet(self, header: Header) -> None:
         for key, placement in zip(

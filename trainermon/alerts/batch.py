@@ -13,8 +13,9 @@ import numpy as np
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots
 from trainermon.alerts.conditions.contained import ContainedWatcher
 from trainermon.alerts.rows import RowPlan, RuleRows
-from trainermon.alerts.watch import RuleWatch, compact
+from trainermon.alerts.watch import RuleWatch
 from trainermon.core.derived import Array
+from trainermon.core.journal.patterns import compact
 
 _MAX_PLANS = 64  # ranks that keep pace come together, in a few combinations
 

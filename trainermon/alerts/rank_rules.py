@@ -18,7 +18,7 @@ from trainermon.alerts.rows import RowPlans
 from trainermon.alerts.rules import AlertRule, inhibitors, later_inhibitors
 from trainermon.alerts.watch import RuleWatch
 from trainermon.alerts.wording import AlertMoment
-from trainermon.core.values import STATISTICS, Alert, AlertState, SeriesKey, StatBlock
+from trainermon.core.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
     from trainermon.core.journal import Header
@@ -38,6 +38,7 @@ class RuleSet:
         self.rules = tuple(rule for rule in rules if not isinstance(rule.when, Reported))
         self.faults = ConditionFaults()
         self._watchers: dict[str, ContainedWatcher] = {}
+        self._matched: tuple[Sequence[SeriesKey], list[list[int]]] = ((), [[] for _ in self.rules])
         self.firing_anywhere: dict[str, set[int]] = {}
         self._always = inhibitors(rules)
         self._later = later_inhibitors(rules)
@@ -49,6 +50,15 @@ class RuleSet:
         if rule.name not in self._watchers:
             self._watchers[rule.name] = make_watcher(rule, self.faults)
         return self._watchers[rule.name]
+
+    def matching(self, keys: Sequence[SeriesKey]) -> Sequence[Sequence[int]]:
+        """Return for each of `rules` the positions of those of `keys` that it looks at; ranks often show the same."""
+        if self._matched[0] != keys:
+            by_kind: dict[Kind, list[int]] = {}
+            for place, key in enumerate(keys):
+                by_kind.setdefault(key.kind, []).append(place)
+            self._matched = keys, [_matching(rule, keys, by_kind) for rule in self.rules]
+        return self._matched[1]
 
     def note_firing(self, rule: str, rank: int, *, is_firing: bool) -> None:
         """Record that an alert of `rule` on `rank`, one that holds others back on all ranks, has begun or ended."""
@@ -83,7 +93,7 @@ class RankRules:
         self._shared = shared
         self._watches = {rule.name: RuleWatch(rule, shared.watcher_of(rule)) for rule in shared.rules}
         self._has_alerts = False
-        self._plans = RowPlans(tuple(self._watches.values()))
+        self._plans = RowPlans(tuple(self._watches.values()), shared.matching)
         self._loss_level = LossLevel()
         self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
         self._resumed: dict[str, Alert] = {}  # by rule; not found again yet
@@ -195,6 +205,11 @@ class RankRules:
         if self._loss_level.is_learned and not watch.rule.on.learned:
             return True
         return self._shared.is_consequence(watch, self._watches)
+
+
+def _matching(rule: AlertRule, keys: Sequence[SeriesKey], by_kind: Mapping[Kind, Sequence[int]]) -> list[int]:
+    """Return the positions of the series that a rule looks at; most are of another kind and cost no call."""
+    return sorted(place for kind in rule.on.kinds for place in by_kind.get(kind, ()) if rule.on.matches(keys[place]))
 
 
 def _lost(alert: Alert, moment: AlertMoment) -> Alert:

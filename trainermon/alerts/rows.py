@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from trainermon.alerts.across_ranks.partners import RatioDivisors
 from trainermon.alerts.conditions.condition import Indices, Slots
-from trainermon.alerts.watch import NO_SLOT, RuleWatch, compact
+from trainermon.alerts.watch import NO_SLOT, RuleWatch
 from trainermon.core.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.derived import SUM, Array
+from trainermon.core.journal.patterns import ByPattern, compact
 from trainermon.core.values import Kind, SeriesKey
 
 if TYPE_CHECKING:
     from trainermon.core.journal import Header
 
 _numbers = itertools.count()
-
-_MAX_PLANS = 16  # kinds that are collected at different intervals give a few patterns of series, not many
 
 
 class RuleRows(NamedTuple):
@@ -80,11 +79,18 @@ class RowPlans:
     """Works out which rows of a rank's blocks its rules look at, once for each combination of series.
 
     Series are numbered anew in each attempt, see `reset`.
+
+    Args:
+        watches: The rank's rules.
+        matching: Given series, returns for each rule the positions of those that it looks at.
     """
 
-    def __init__(self, watches: Sequence[RuleWatch]) -> None:
+    def __init__(
+        self, watches: Sequence[RuleWatch], matching: Callable[[Sequence[SeriesKey]], Sequence[Sequence[int]]]
+    ) -> None:
         self._watches = watches
-        self._plans: dict[bytes, RowPlan] = {}
+        self._matching = matching
+        self._plans = ByPattern(self._plan)
         self._num_keys = 0
         self._skipped_id = self._scale_id = -1
         self._loss_ids: list[int] = []
@@ -103,8 +109,8 @@ class RowPlans:
         added = keys[self._num_keys :]
         placements = list(header.placements[self._num_keys : len(keys)])
         placements += [None] * (len(added) - len(placements))
-        for watch in self._watches:
-            watch.extend(added, placements)
+        for watch, chosen in zip(self._watches, self._matching(added), strict=True):
+            watch.extend(added, placements, chosen)
         for number, key in enumerate(added, start=self._num_keys):
             if key == SeriesKey(Kind.STEP, SKIPPED_SERIES):
                 self._skipped_id = number
@@ -116,20 +122,18 @@ class RowPlans:
 
     def of(self, series: NDArray[Any]) -> RowPlan:
         """Return which rows each rule looks at in a block whose rows are the series with the ids `series`."""
-        pattern = series.tobytes()
-        if pattern not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            looks = list(self._looks(series))
-            self._plans[pattern] = RowPlan(
-                tuple(look for look in looks if not look.watch.compares),
-                tuple(look for look in looks if look.watch.compares),
-                np.flatnonzero(np.isin(series, self._loss_ids)),
-                _place(series, self._skipped_id),
-                _place(series, self._scale_id),
-                next(_numbers),
-            )
-        return self._plans[pattern]
+        return self._plans.of(series)
+
+    def _plan(self, series: NDArray[Any]) -> RowPlan:
+        looks = list(self._looks(series))
+        return RowPlan(
+            tuple(look for look in looks if not look.watch.compares),
+            tuple(look for look in looks if look.watch.compares),
+            np.flatnonzero(np.isin(series, self._loss_ids)),
+            _place(series, self._skipped_id),
+            _place(series, self._scale_id),
+            next(_numbers),
+        )
 
     def _looks(self, series: NDArray[Any]) -> Iterator[RuleRows]:
         sources: dict[bytes, int] = {}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.across_ranks.partners import RatioPartners
-from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.alerts.conditions.contained import ContainedWatcher
 from trainermon.alerts.conditions.criteria import ACROSS_RANKS, Ratio
 from trainermon.alerts.rules import AlertRule
@@ -68,12 +68,11 @@ class RuleWatch:
         self.on = False
         self.announced = 0
 
-    def extend(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
-        """Register the series that are new in the rank's table, as far as the rule looks at them."""
-        on = self.rule.on  # most keys are of another kind: they cost no call, in tables of thousands for each rank
-        slots = np.array(
-            [self._slot(key) if key.kind in on.kinds and on.matches(key) else NO_SLOT for key in keys], np.intp
-        )
+    def extend(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], chosen: Sequence[int]) -> None:
+        """Register the series that are new in the rank's table; `chosen` are positions of those the rule looks at."""
+        slots = np.full(len(keys), NO_SLOT)
+        for row in chosen:
+            slots[row] = self._slot(keys[row])
         self.slot_of_id = np.concatenate((self.slot_of_id, slots))
         num_added = len(self.keys) - len(self.places)
         if num_added:
@@ -81,8 +80,7 @@ class RuleWatch:
             self.places = np.concatenate((self.places, self.watcher.add(num_added)))
         if self.partners:
             self.partners.extend(keys)
-        chosen = [row for row, slot in enumerate(slots.tolist()) if slot != NO_SLOT]
-        if chosen:
+        if len(chosen):
             placed = [placements[row] for row in chosen]
             for row, placement in zip(chosen, placed, strict=True):
                 self.placements[slots[row]] = placement
@@ -156,11 +154,3 @@ class RuleWatch:
     def _concern(self, series: NDArray[np.bool_], first_step: int) -> AlertConcern:
         slots = self.group.worst_first(series)
         return AlertConcern(slots=slots, keys=self.keys, peaks=self.group.peaks, first_step=first_step)
-
-
-def compact(indices: NDArray[np.intp]) -> Slots:
-    """Return ascending indices as a slice if they are consecutive, else unchanged: slices copy nothing."""
-    first, last = int(indices[0]), int(indices[-1])
-    if last - first + 1 == len(indices) and (np.diff(indices) == 1).all():
-        return slice(first, last + 1)
-    return indices

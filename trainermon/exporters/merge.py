@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -31,12 +32,13 @@ from trainermon.core.catalogue import (
     TOKENS_PER_SECOND_SERIES,
 )
 from trainermon.core.journal import Header
+from trainermon.core.journal.patterns import ByPattern, Rows, compact
 from trainermon.core.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Indices: TypeAlias = npt.NDArray[np.intp]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Rows: TypeAlias = list[list[float]]  # the moments of each
+RowMoments: TypeAlias = list[list[float]]  # of each row
 
 STEP_TIME = "step_time"
 WAIT = "wait"
@@ -94,22 +96,69 @@ class StepSummary:
     accelerator_throttled: float = math.nan
 
 
-class MergeTable(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MergeTable:
     """How the series of one rank enter the numbers of the whole step; all arrays run by series id.
 
     Attributes:
         header: The rank's header.
-        rows: The row of the heat map; -1: none.
-        weights: With what weight its sum of squares counts in the gradient norm; 0: not at all.
+        rows: The row of the heat maps; -1: none.
+        weights: With what weight its sum of squares counts in the gradient norm: 1 / scale² for a reduced gradient,
+            else 0.
         in_global_norm: Whether it counts there.
-        scalars: Which number of the step (loss, learning rate …) it is.
+        scalars: Which number of the step (loss, learning rate …) it is, as its place in `SCALARS`; -1: none.
+        merged: Where the rows of a block go.
     """
 
     header: Header
-    rows: Indices  # row in the heat maps, -1 for none
-    weights: Floats  # of the sum of squares in the gradient norm: 1 / scale² for a reduced gradient, else 0
+    rows: Indices
+    weights: Floats
     in_global_norm: Mask
-    scalars: Indices  # place in SCALARS, -1 for none
+    scalars: Indices
+    merged: ByPattern[MergedRows] = dataclasses.field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "merged", ByPattern(partial(MergedRows.of, self)))
+
+
+class MergedRows(NamedTuple):
+    """Which rows of a block go where, by the ids of its series and the rank's table.
+
+    Attributes:
+        sources: The rows that heat maps show.
+        targets: Their rows in the heat maps.
+        num_targets: So many rows the heat maps must have.
+        are_distinct: Whether no two go to the same row.
+        gradients: The rows of gradients, and the weights of their squares.
+        counted: Those of them that count in the global norm, with their weights.
+        scalars: By name of a number of the step, its rows.
+    """
+
+    sources: Rows
+    targets: Rows
+    num_targets: int
+    are_distinct: bool
+    gradients: tuple[Indices, Floats]
+    counted: tuple[Indices, Floats]
+    scalars: tuple[tuple[str, Indices], ...]
+
+    @classmethod
+    def of(cls, table: MergeTable, series: Indices) -> MergedRows:
+        """Return where the rows of a block with these series go."""
+        rows, weights, scalars = table.rows[series], table.weights[series], table.scalars[series]
+        shown, gradients = np.flatnonzero(rows >= 0), np.flatnonzero(weights > 0)
+        counted = gradients[table.in_global_norm[series][gradients]]
+        return cls(
+            sources=compact(shown),
+            targets=compact(rows[shown]),
+            num_targets=int(rows.max(initial=-1)) + 1,
+            are_distinct=len(np.unique(rows[shown])) == len(shown),
+            gradients=(gradients, weights[gradients]),
+            counted=(counted, weights[counted]),
+            scalars=tuple(
+                (_NAMES[number], np.flatnonzero(scalars == number)) for number in np.unique(scalars[scalars >= 0])
+            ),
+        )
 
 
 class RankStep(NamedTuple):
@@ -129,15 +178,15 @@ class RankStep(NamedTuple):
 class _MergeRule(NamedTuple):
     """How a number is made of a rank's rows (micro steps, groups, calls), and of the numbers of the ranks."""
 
-    rows: Callable[[Rows], float]
+    rows: Callable[[RowMoments], float]
     ranks: Callable[[list[float]], float]
 
 
-def _mean_of_rows(rows: Rows) -> float:
+def _mean_of_rows(rows: RowMoments) -> float:
     return sum(row[_SUM] for row in rows) / sum(row[_COUNT] for row in rows)
 
 
-def _largest_of_rows(rows: Rows) -> float:
+def _largest_of_rows(rows: RowMoments) -> float:
     return max(row[_MAX] for row in rows)
 
 
@@ -181,12 +230,10 @@ class OpenStep:
 
     def add(self, table: MergeTable, block: StatBlock) -> None:
         """Merge the block (the rows of this step) of one rank, by the rank's table."""
-        series = np.asarray(block.series)
         values = np.asarray(block.values)
-        rows = table.rows[series]
-        shown = rows >= 0
-        self._merge(rows[shown], values[:, shown])
-        self.ranks[table.header.coordinates.rank] = _rank_step(table, series, values, block.time_s)
+        rows = table.merged.of(np.asarray(block.series))
+        self._merge(rows, values[:, rows.sources])
+        self.ranks[table.header.coordinates.rank] = _rank_step(rows, values, block.time_s)
 
     def by_rank(self, quantity: str, rows: Mapping[int, int]) -> Floats:
         """Return one quantity of every rank as an array, NaN where a rank has not reached the step.
@@ -204,7 +251,9 @@ class OpenStep:
         ranks = self.ranks.values()
         shares = _present(rank.share for rank in ranks)
         norms = _present(rank.scalars["grad_norm"] for rank in ranks)
-        told = {name: self._over_ranks(name) for name in SCALARS if name not in (STEP_TIME, WAIT)}
+        names = {name for rank in ranks for name in rank.scalars}
+        told = {name: self._over_ranks(name) for name in SCALARS if name in names and name not in (STEP_TIME, WAIT)}
+        told.setdefault(LOSS_SERIES, math.nan)
         return StepSummary(
             step=step,
             time_s=max(rank.time_s for rank in ranks),
@@ -220,15 +269,20 @@ class OpenStep:
             return math.inf
         return SCALARS[name].ranks(values) if values else math.nan
 
-    def _merge(self, rows: Indices, values: Floats) -> None:
-        missing = int(rows.max(initial=-1)) + 1 - self.moments.shape[1]
+    def _merge(self, rows: MergedRows, values: Floats) -> None:
+        missing = rows.num_targets - self.moments.shape[1]
         if missing > 0:
             self.moments = np.concatenate([self.moments, np.repeat(_NEUTRAL, missing, axis=1)], axis=1)
-        for statistic, target in enumerate(self.moments):
-            _MERGE[statistic].at(target, rows, values[statistic])
+        for merge, target, source in zip(_MERGE, self.moments, values, strict=True):
+            if rows.are_distinct:
+                target[rows.targets] = merge(target[rows.targets], source)
+            else:
+                merge.at(target, np.arange(len(target))[rows.targets], source)
 
 
-_MERGE = [{_MIN: np.minimum, _MAX: np.maximum}.get(statistic, np.add) for statistic in range(len(STATISTICS))]
+_MERGE: list[np.ufunc] = [
+    {_MIN: np.minimum, _MAX: np.maximum}.get(statistic, np.add) for statistic in range(len(STATISTICS))
+]
 
 
 def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[SeriesKey, int], int]) -> MergeTable:
@@ -284,30 +338,22 @@ def _weight(key: SeriesKey, placement: Placement | None) -> float:
     return placement.scale**-2 if placement else 1.0
 
 
-def _rank_step(table: MergeTable, series: Indices, values: Floats, time_s: float) -> RankStep:
-    weights = table.weights[series]
-    is_grad = weights > 0
-    counts = is_grad & table.in_global_norm[series]
-    scalars = table.scalars[series]
-    told = np.flatnonzero(scalars >= 0)
-    rows: dict[str, Rows] = {}
-    for number, row in zip(scalars[told].tolist(), values[:, told].T.tolist(), strict=True):
-        rows.setdefault(_NAMES[number], []).append(row)
-    found = {name: _scalar(of_name, SCALARS[name]) for name, of_name in rows.items()}
-    found["grad_norm"] = math.sqrt(_sum_sq(values[:, is_grad], weights[is_grad]))
-    return RankStep(time_s=time_s, share=_sum_sq(values[:, counts], weights[counts]), scalars=found)
+def _rank_step(rows: MergedRows, values: Floats, time_s: float) -> RankStep:
+    found = {name: _scalar(values[:, own].T.tolist(), SCALARS[name]) for name, own in rows.scalars}
+    found["grad_norm"] = math.sqrt(_sum_sq(values, *rows.gradients))
+    return RankStep(time_s=time_s, share=_sum_sq(values, *rows.counted), scalars=found)
 
 
-def _sum_sq(moments: Floats, weights: Floats) -> float:
+def _sum_sq(moments: Floats, rows: Indices, weights: Floats) -> float:
     """Return the weighted sum of squares; NaN of nothing, infinity with a non-finite element."""
-    if not moments.size:
+    if not rows.size:
         return math.nan
-    if moments[[_NANS, _INFS]].any():
+    if np.count_nonzero(moments[_NANS:, rows]):
         return math.inf
-    return float(moments[_SUM_SQ] @ weights)
+    return float(moments[_SUM_SQ, rows] @ weights)
 
 
-def _scalar(rows: Rows, merge: _MergeRule) -> float:
+def _scalar(rows: RowMoments, merge: _MergeRule) -> float:
     """Return the rank's number; NaN of nothing, infinity with a non-finite element."""
     if any(row[_NANS] or row[_INFS] for row in rows):
         return math.inf

@@ -177,24 +177,26 @@ def test_prometheus(tmp_path):
 
 def read_history(server):
     """Return what Prometheus has recorded, by the step that was scraped together with it."""
-    step_at = {
+    told = [
+        (what, labels.get(label, ""), labels["rank"], time, value)
+        for metric, label, what in (
+            ("trainermon_gradient_rms", "module", "grad_reduced"),
+            ("trainermon_parameter_rms", "module", "param_origin"),
+            ("trainermon_feature_mean", "module", "feature"),
+            ("trainermon_collectives_total", "purpose", "collectives"),
+            ("trainermon_nonfinite_elements_total", "kind", "nonfinite"),
+            ("trainermon_loss", "", "loss"),
+        )
+        for labels, samples in server.history(metric)
+        for time, value in samples
+        if not math.isnan(value)  # a loss that is not finite, which other servers do not take
+    ]
+    step_at = {  # asked for last: the server goes on scraping
         (labels["rank"], time): int(step)
         for labels, samples in server.history("trainermon_step")
         for time, step in samples
     }
-    found = {}
-    for metric, label, what in (
-        ("trainermon_gradient_rms", "module", "grad_reduced"),
-        ("trainermon_parameter_rms", "module", "param_origin"),
-        ("trainermon_feature_mean", "module", "feature"),
-        ("trainermon_collectives_total", "purpose", "collectives"),
-        ("trainermon_nonfinite_elements_total", "kind", "nonfinite"),
-        ("trainermon_loss", "", "loss"),
-    ):
-        for labels, samples in server.history(metric):
-            for time, value in samples:
-                if not math.isnan(value):  # NaN: a loss that is not finite, which other servers do not take
-                    found[what, labels.get(label, ""), int(labels["rank"]), step_at[labels["rank"], time]] = value
+    found = {(what, label, int(rank), step_at[rank, time]): value for what, label, rank, time, value in told}
     for (what, kind, rank, step), total in sorted(found.items(), reverse=True):  # of a counter, what the step added
         if what == "nonfinite" and step:
             found[what, kind, rank, step] = total - found[what, kind, rank, step - 1]

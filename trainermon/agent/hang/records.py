@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainermon.agent.consumers import RecordConsumer
 from trainermon.core.derived import COUNT, INFS, NANS, SUM
 from trainermon.core.events import FailedEvent, RankEvent
 from trainermon.core.journal import Header
+from trainermon.core.journal.patterns import ByPattern
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 
 KEPT_STEPS = 10
@@ -38,7 +40,7 @@ class LastRecords(RecordConsumer):
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[StepRecord]] = {}
-        self._numbers: dict[int, tuple[int, dict[int, str]]] = {}
+        self._numbers: dict[int, tuple[int, ByPattern[list[tuple[int, str]]]]] = {}
         self._errors: dict[int, tuple[int, str]] = {}
 
     def steps(self, rank: int) -> list[StepRecord]:
@@ -53,11 +55,9 @@ class LastRecords(RecordConsumer):
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """Remember one step of one rank: its time, its loss and other numbers."""
         rank = header.coordinates.rank
-        numbers = self._numbers_of(rank, keys)
+        numbers = self._numbers_of(rank, keys).of(np.asarray(block.series))
         rows = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
-        values = {
-            numbers[key]: _mean(rows[:, row]) for row, key in enumerate(np.asarray(block.series)) if key in numbers
-        }
+        values = {name: _mean(*rows[:, row].tolist()) for row, name in numbers}
         kept = self._steps.setdefault(rank, deque(maxlen=KEPT_STEPS))
         kept.append(StepRecord(block.step, block.time_s, values))
 
@@ -66,14 +66,20 @@ class LastRecords(RecordConsumer):
         if isinstance(event, FailedEvent):
             self._errors[header.coordinates.rank] = header.attempt, event.message
 
-    def _numbers_of(self, rank: int, keys: Sequence[SeriesKey]) -> dict[int, str]:
+    def _numbers_of(self, rank: int, keys: Sequence[SeriesKey]) -> ByPattern[list[tuple[int, str]]]:
+        """Return, for the ids of a block, the rows of the numbers and what these are called."""
         known = self._numbers.get(rank)
         if known is None or known[0] != len(keys):
             names = {number: key.label for number, key in enumerate(keys) if key.kind in _KINDS}
-            known = self._numbers[rank] = (len(keys), names)
+            rows = ByPattern[list[tuple[int, str]]](partial(_rows_of, names))
+            known = self._numbers[rank] = (len(keys), rows)
         return known[1]
 
 
-def _mean(moments: np.ndarray) -> float:
+def _rows_of(names: Mapping[int, str], series: np.ndarray) -> list[tuple[int, str]]:
+    return [(row, names[number]) for row, number in enumerate(series.tolist()) if number in names]
+
+
+def _mean(*moments: float) -> float:
     finite = moments[COUNT] - moments[NANS] - moments[INFS]
-    return float(moments[SUM] / finite) if finite else math.nan
+    return moments[SUM] / finite if finite else math.nan

@@ -70,6 +70,7 @@ class RankHistograms:
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.step: BucketCounts | None = None
         self._labels = labels
+        self._rank_label = label_text({"rank": labels["rank"]})
         self._node: NodeHistograms | None = None
 
     def register(self, node: NodeHistograms) -> int:
@@ -86,15 +87,15 @@ class RankHistograms:
 
         Call it after `values` took the block. Large jobs share one histogram of durations.
         """
-        series, told, index = np.asarray(block.series), np.asarray(block.values), values.index
-        labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
-        if self.step is not None and np.isin(index.step_time, series).any():
-            self.step.observe(BucketExemplar(labels, values.mean(index.step_time), block.time_s))
-        for purpose, is_wait in index.waits.items():
+        told, rows = values.told(block), np.asarray(block.values)
+        labels = f'{self._rank_label},step="{block.step}"'
+        if self.step is not None and told.has_step_time:
+            self.step.observe(BucketExemplar(labels, values.mean(values.index.step_time), block.time_s))
+        for purpose, waits in told.waits:
             histogram = self._node.wait(purpose) if self._node is not None else None
             if histogram is not None:
-                rows = is_wait[series] & (told[_COUNT] > 0)  # each row is one call
-                for wait_s in (told[_SUM, rows] / told[_COUNT, rows]).tolist():
+                counted = waits[rows[_COUNT, waits] > 0]  # each row is one call
+                for wait_s in (rows[_SUM, counted] / rows[_COUNT, counted]).tolist():
                     histogram.observe(BucketExemplar(labels, wait_s, block.time_s))
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trainermon.core.catalogue import STEP_TIME_SERIES
+from trainermon.core.journal.patterns import ByPattern, Rows, compact
 from trainermon.core.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.prometheus.scalar_series import WAITED, ScalarSeries, collectives, losses, step_values
 
@@ -81,6 +82,43 @@ class SeriesIndex:
         )
 
 
+class ToldSeries(NamedTuple):
+    """What a block tells, by the ids of its series.
+
+    Attributes:
+        series: The ids, as a slice where they are consecutive.
+        kind_of: By row, the position of its kind among the rank's.
+        rows: The rows that belong to scalars.
+        numbers: To which one each of them belongs.
+        distinct: The scalars that are told, each once.
+        has_step_time: Whether the duration of the step is told.
+        waits: By purpose of a process group: the rows that are waiting times.
+    """
+
+    series: Rows
+    kind_of: Array
+    rows: Array
+    numbers: Array
+    distinct: tuple[int, ...]
+    has_step_time: bool
+    waits: tuple[tuple[str, Array], ...]
+
+    @classmethod
+    def of(cls, index: SeriesIndex, series: Array) -> ToldSeries:
+        """Return what the block with these series tells."""
+        numbers = index.scalar_of[series]
+        rows = np.flatnonzero(numbers >= 0)
+        return cls(
+            series=compact(series.astype(np.intp)),
+            kind_of=index.kind_of[series],
+            rows=rows,
+            numbers=numbers[rows],
+            distinct=tuple(np.unique(numbers[rows]).tolist()),
+            has_step_time=bool(np.isin(index.step_time, series).any()),
+            waits=tuple((purpose, np.flatnonzero(is_wait[series])) for purpose, is_wait in index.waits.items()),
+        )
+
+
 class RankValues:
     """Keeps the last values of one rank by series id, and the sums over all its blocks.
 
@@ -100,6 +138,7 @@ class RankValues:
         self.nonfinite: dict[Kind, float] = {}
         self.rows: Array = np.zeros((4, 0))
         self._bad: Array = np.zeros(0)  # elements that are not finite
+        self._told = ByPattern(self._told_by)
 
     def register(
         self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, is_same_attempt: bool
@@ -110,21 +149,31 @@ class RankValues:
             rows[:, : self.rows.shape[1]] = self.rows
             bad[: len(self._bad)] = self._bad
         self.rows, self._bad, self.index = rows, bad, SeriesIndex.of(keys, placements)
+        self._told.clear()
         for kind in self.index.kinds:
             self.nonfinite.setdefault(kind, 0.0)
         for scalar in self.index.scalars:
             self.totals.setdefault(scalar.identity, 0.0)
 
+    def told(self, block: StatBlock) -> ToldSeries:
+        """Return which series of the table a block tells."""
+        return self._told.of(np.asarray(block.series))
+
+    def _told_by(self, series: Array) -> ToldSeries:
+        return ToldSeries.of(self.index, series)
+
     def update(self, block: StatBlock) -> None:
         """Store the rows of a block (one step); rows of series that are not in it stay as they were."""
-        series, values = np.asarray(block.series), np.asarray(block.values)
+        told, values = self.told(block), np.asarray(block.values)
         bad = values[_NANS] + values[_INFS]
-        self._forget_and_add(series, values[_SUM])
-        self.rows[:, series] = values[_COUNT] - bad, values[_SUM], values[_SUM_SQ], values[_MAX]
-        self._bad[series] = bad
-        if bad.any():
+        self._forget_and_add(told, values[_SUM])
+        finite = values[_COUNT] - bad
+        for row, source in zip(self.rows, (finite, values[_SUM], values[_SUM_SQ], values[_MAX]), strict=True):
+            row[told.series] = source
+        self._bad[told.series] = bad
+        if np.count_nonzero(bad):
             kinds = self.index.kinds
-            totals = np.bincount(self.index.kind_of[series], weights=bad, minlength=len(kinds))
+            totals = np.bincount(told.kind_of, weights=bad, minlength=len(kinds))
             for kind, total in zip(kinds, totals.tolist(), strict=True):
                 self.nonfinite[kind] += total
         self.step, self.time_s = block.step, block.time_s
@@ -146,12 +195,10 @@ class RankValues:
         is_known = self.rows[0, ids].any() and not self._bad[ids].any()
         return math.sqrt(float(self.rows[2, ids].sum())) if is_known else math.nan
 
-    def _forget_and_add(self, series: Array, sums: Array) -> None:
+    def _forget_and_add(self, told: ToldSeries, sums: Array) -> None:
         """Forget all parts of the scalars that the step tells anew: it may have fewer micro steps; add to totals."""
-        numbers = self.index.scalar_of[series]
-        told = np.flatnonzero(numbers >= 0)
-        added = np.bincount(numbers[told], weights=sums[told], minlength=len(self.index.scalars))
-        for number in np.unique(numbers[told]).tolist():
+        added = np.bincount(told.numbers, weights=sums[told.rows], minlength=len(self.index.scalars))
+        for number in told.distinct:
             scalar = self.index.scalars[number]
             if scalar.adds_up:
                 self.totals[scalar.identity] += float(added[number])
