@@ -44,23 +44,17 @@ class GroupOperation:
     Attributes:
         group: The group.
         name: Purpose of the group and name of the operation: `dp.all_reduce`.
+        calls: Calls that have begun in this step.
+        rows: The series of each call, by its number.
     """
 
     __slots__ = ("calls", "group", "name", "rows")
 
-    def __init__(self, group: WatchedGroup, name: str) -> None:
+    def __init__(self, group: WatchedGroup, name: str, rows: list[_CallRows]) -> None:
         self.group = group
         self.name = name
         self.calls = 0
-        self.rows: list[_CallRows] = []
-
-    def next(self) -> _CallRows:
-        """Return the series of the call that begins now, and count it."""
-        number = self.calls
-        self.calls = number + 1
-        if number == len(self.rows):
-            self.rows.append(_CallRows(self.name, number))
-        return self.rows[number]
+        self.rows = rows
 
 
 class CollectiveCall:
@@ -72,15 +66,19 @@ class CollectiveCall:
         size_bytes: Size of the larger one of what it reads and what it writes.
         sequence: The group's number just before it.
         written: The tensors that it writes: read once it has been waited for.
+        kept: Number of the first row of what it reads, if that is what it writes, too; else -1.
     """
 
-    __slots__ = ("group", "rows", "sequence", "size_bytes", "written")
+    __slots__ = ("group", "kept", "rows", "sequence", "size_bytes", "written")
 
-    def __init__(self, group: WatchedGroup, rows: _CallRows | None, written: Sequence[Tensor], size_bytes: int) -> None:
+    def __init__(
+        self, group: WatchedGroup, rows: _CallRows | None, written: Sequence[Tensor], size_bytes: int, kept: int = -1
+    ) -> None:
         self.group = group
         self.rows = rows
         self.written = written
         self.size_bytes = size_bytes
+        self.kept = kept
         self.sequence = group.sequence()
 
 
@@ -88,6 +86,10 @@ class CallRows:
     """Collects the rows of each collective call, by group, operation and number.
 
     A tensor that cannot be read (freed, quantized) has no row, and the log says so once per name.
+
+    Attributes:
+        thread: The thread that trains.
+        operations: What was counted, and which series there are, by group and operation.
 
     Raises:
         ConfigError: `cc_codeline` holds what is no regular expression.
@@ -102,19 +104,19 @@ class CallRows:
         self._lines = CallLines(config.cc_codeline)
         self._logged: set[tuple[str, str]] = set()
         self._unreadable: set[str] = set()
-        self._operations: dict[tuple[ProcessGroup, str], GroupOperation] = {}
+        self.operations: dict[tuple[ProcessGroup, str], GroupOperation] = {}
         self._rows: dict[str, list[_CallRows]] = {}
-        self._thread = 0
+        self.thread = 0
         # where a call comes from that no pattern is found in; None once a wanted one was seen, or this was told
         self._unwanted: str | None = ""
 
     def attach(self) -> None:
         """Note the calling thread as the one that trains: other threads' collectives are not recorded."""
-        self._thread = get_ident()
+        self.thread = get_ident()
 
     def new_step(self) -> None:
         """Begin to count calls from zero."""
-        for operation in self._operations.values():
+        for operation in self.operations.values():
             operation.calls = 0
 
     def step_ended(self) -> None:
@@ -128,30 +130,43 @@ class CallRows:
 
     def detach(self) -> None:
         """Release the process groups; the series keep their numbers."""
-        self._operations.clear()
+        self.operations.clear()
 
     def is_training_thread(self) -> bool:
         """Return whether this thread trains: it attached, or it is one of those that torch runs a backward in."""
-        return get_ident() == self._thread or in_backward()
+        return get_ident() == self.thread or in_backward()
 
     def operation(self, group: ProcessGroup, op: str) -> GroupOperation:
         """Return the counts and series kept for the operation `op` (`all_reduce`) of the process group `group`."""
-        return self._operations.get((group, op)) or self._add(group, op)
+        return self.operations.get((group, op)) or self.add(group, op)
 
-    def open(self, operation: GroupOperation, read: Sequence[Tensor], written: Sequence[Tensor]) -> CollectiveCall:
+    def add(self, process_group: ProcessGroup, op: str) -> GroupOperation:
+        """Return what is kept for an operation that `operations` does not have; it has it from then on."""
+        group = self._groups.of(process_group)
+        name = f"{group.name}.{op}"
+        added = self.operations[process_group, op] = GroupOperation(group, name, self._rows.setdefault(name, []))
+        return added
+
+    def open(
+        self, operation: GroupOperation, read: Sequence[Tensor], written: Sequence[Tensor], *, is_kept: bool = False
+    ) -> CollectiveCall:
         """Begin a collective: record the statistics of what it reads, if asked for; return an object for the call.
 
-        It has no rows where the call is not wanted.
+        It has no rows where the call is not wanted. `is_kept`: it will leave in `written`, one by one, what is in
+        `read` now.
         """
         size = size_bytes(read) if read is written else max(size_bytes(read), size_bytes(written))
         if self._collector.muted:
             return CollectiveCall(operation.group, None, written, size)
-        rows = operation.next()
+        number = operation.calls
+        operation.calls = number + 1
+        if number == len(operation.rows):
+            operation.rows.append(_CallRows(operation.name, number))
+        rows = operation.rows[number]
         if not (self._takes_all or self._is_wanted(rows.name)):
             return CollectiveCall(operation.group, None, written, size)
-        if self._takes_before and read:
-            self._take(rows, "pre", rows.before, read)
-        return CollectiveCall(operation.group, rows, written, size)
+        first = self._take(rows, "pre", rows.before, read) if self._takes_before and read else -1
+        return CollectiveCall(operation.group, rows, written, size, first if is_kept else -1)
 
     def account(self, call: CollectiveCall) -> None:
         """Add the size and number of a call that has just returned to its group's counts."""
@@ -162,8 +177,14 @@ class CallRows:
     def take_after(self, call: CollectiveCall) -> None:
         """Record the statistics of all results of `call`, which are complete now."""
         rows = call.rows
-        if rows is not None and call.written:
+        if rows is None or not call.written:
+            return
+        if call.kept < 0:
             self._take(rows, "post", rows.after, call.written)
+            return
+        series = self._series(rows, "post", rows.after, len(call.written))
+        for row, (number, tensor) in enumerate(zip(series, call.written, strict=True), start=call.kept):
+            self._collector.share(number, row, tensor)
 
     def take_one_after(self, call: CollectiveCall, index: int, tensor: Tensor) -> None:
         """Record the statistics of one result of `call`, the tensor with number `index`, which is complete now."""
@@ -180,19 +201,15 @@ class CallRows:
             rows.wait = self._collector.table.id_of(SeriesKey(Kind.COMM, rows.name, "wait_seconds", rows.call))
         self._collector.put(rows.wait, wait_s)
 
-    def _add(self, process_group: ProcessGroup, op: str) -> GroupOperation:
-        group = self._groups.of(process_group)
-        operation = self._operations[process_group, op] = GroupOperation(group, f"{group.name}.{op}")
-        operation.rows = self._rows.setdefault(operation.name, operation.rows)
-        return operation
-
-    def _take(self, rows: _CallRows, side: str, series: list[int], tensors: Sequence[Tensor]) -> None:
+    def _take(self, rows: _CallRows, side: str, series: list[int], tensors: Sequence[Tensor]) -> int:
+        """Return the number of the first row of `tensors`; -1 if they could not be taken together."""
         if len(series) != len(tensors):
             series = self._series(rows, side, series, len(tensors))
         try:
-            self._collector.take(series, tensors)
+            return self._collector.take(series, tensors)
         except (TypeError, ValueError, RuntimeError) as error:  # what torch says of a tensor of an unusual kind
             self._take_readable(rows, series, tensors, error)
+            return -1
 
     def _series(self, rows: _CallRows, side: str, series: list[int], length: int) -> list[int]:
         for index in range(len(series), length):

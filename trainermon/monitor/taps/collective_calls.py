@@ -8,6 +8,8 @@ collectives, which have taps of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +18,8 @@ import torch.distributed as dist
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch, with_subclasses
 from trainermon.monitor.taps.call_rows import Arguments, CallRows, CollectiveCall
-from trainermon.monitor.taps.operands import METHODS, CollectiveOp, read_by, written_by
+from trainermon.monitor.taps.micro_steps import in_backward
+from trainermon.monitor.taps.operands import METHODS, CollectiveOp, OperandRanks, keeps, read_by, tensors_in, written_by
 from trainermon.monitor.taps.process_groups import WatchedGroup, WatchedGroups
 
 
@@ -41,15 +44,15 @@ class MethodTaps:
         owner = dist.ProcessGroup
         for name, op in METHODS.items():
             if name in vars(owner) or name == "allreduce":
-                yield self._patch(owner, name, self._guard.wrap(self._begins, op), self._ends)
-        yield self._patch(owner, "_start_coalescing", self._guard.wrap(self._block_begins), self._ends)
-        yield self._patch(owner, "_end_coalescing", self._guard.wrap(self._block_closes), self._block_ends)
+                yield self._patch(owner, name, partial(self._begins, op), self._ends)
+        yield self._patch(owner, "_start_coalescing", self._block_begins, self._ends)
+        yield self._patch(owner, "_end_coalescing", self._block_closes, self._block_ends)
         for work in with_subclasses(dist.Work):
             if "wait" in vars(work):
-                yield self._patch(work, "wait", self._guard.wrap(self._wait_begins), self._wait_ends)
+                yield self._patch(work, "wait", self._wait_begins, self._wait_ends)
 
     def _patch(self, owner: Any, name: str, begins: Callable[..., Any], ends: Callable[..., Any]) -> CallPatch:
-        return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends))
+        return CallPatch(owner, name, begins=begins, ends=ends, border=self._guard)
 
     def new_step(self) -> None:
         """Release handles and tensors of collectives that nobody waited for, and of coalescing blocks left open."""
@@ -67,23 +70,35 @@ class MethodTaps:
                 call.group.unfinished += bool(call.written)
         self._pending.clear()
 
+    # What follows runs beside every collective, from a cold cache: it makes as few calls as it can.
+
     def _begins(self, op: CollectiveOp, args: Arguments, kwargs: dict[str, Any]) -> CollectiveCall | None:
-        if not self._rows.is_training_thread():
+        rows = self._rows
+        if get_ident() != rows.thread and not in_backward():
             return None
-        operation = self._rows.operation(args[0], op.name)
-        read = read_by(op, args, kwargs, operation.group.rank)
-        written = read if op.is_in_place else written_by(op, args, kwargs, operation.group.rank)
-        return self._rows.open(operation, read, written)
+        operation = rows.operations.get((args[0], op.name)) or rows.add(args[0], op.name)
+        group = operation.group
+        if op.is_in_place and len(args) > 1:
+            read = written = tensors_in(args[1])
+        else:
+            read, written = read_by(op, args, kwargs, group.rank), written_by(op, args, kwargs, group.rank)
+        may_keep = group.is_alone or (group.is_plain and op.only is OperandRanks.READ_AT_ROOT)
+        return rows.open(operation, read, written, is_kept=may_keep and keeps(args[-1], read, written))
 
     def _ends(self, call: CollectiveCall, result: Any) -> None:
-        self._rows.account(call)
+        group = call.group
+        group.accounted += group.sequence() - call.sequence
+        group.size_bytes += call.size_bytes
         if call.rows is None:
             return
-        block = self._blocks.get(call.group) if self._blocks else None
+        block = self._blocks.get(group) if self._blocks else None
         if block is not None:
+            call.kept = -1  # whoever called it goes on before the block is waited for
             block.append(call)
+        elif isinstance(result, dist.Work):
+            self._pending[id(result)] = (result, [call])
         else:
-            self._expect(result, [call])
+            self._rows.take_after(call)
 
     def _block_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> None:
         if self._rows.is_training_thread():
@@ -95,21 +110,17 @@ class MethodTaps:
     def _block_ends(self, call: CollectiveCall, result: Any) -> None:
         self._rows.account(call)
         calls = self._blocks.pop(call.group, [])
-        if calls:
-            self._expect(result, calls)
-
-    def _expect(self, result: Any, calls: list[CollectiveCall]) -> None:
-        """Take what `calls` have written once `result` was waited for; at once if there is nothing to wait for."""
-        if isinstance(result, dist.Work):
+        if calls and isinstance(result, dist.Work):
             self._pending[id(result)] = (result, calls)
         else:
-            for call in calls:
-                self._rows.take_after(call)
+            for each in calls:
+                self._rows.take_after(each)
 
     def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[list[CollectiveCall], float] | None:
-        if id(args[0]) not in self._pending or not self._rows.is_training_thread():
+        if get_ident() != self._rows.thread and not in_backward():
             return None
-        return self._pending.pop(id(args[0]))[1], perf_counter()
+        expected = self._pending.pop(id(args[0]), None)
+        return None if expected is None else (expected[1], perf_counter())
 
     def _wait_ends(self, token: tuple[list[CollectiveCall], float], _result: Any) -> None:
         calls, begin_s = token

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -50,15 +51,15 @@ class FunctionTaps:
         """Yield a replacement, not yet in place, for each functional collective that this version of torch has."""
         from torch.distributed import _functional_collectives as module
 
-        wrap = self._guard.wrap
+        border = self._guard
         is_tracing = getattr(module, "_are_we_tracing", torch.compiler.is_compiling)
         for names, op in FUNCTIONS:
             name = next((name for name in names if hasattr(module, name)), None)
             if name is not None:
                 position = list(inspect.signature(getattr(module, name)).parameters).index("group")
-                begins = wrap(self._begins, op, position, is_tracing)
-                yield CallPatch(module, name, begins=begins, ends=wrap(self._ends))
-        yield CallPatch(module, "wait_tensor", begins=wrap(self._wait_begins), ends=wrap(self._wait_ends))
+                begins = partial(self._begins, op, position, is_tracing)
+                yield CallPatch(module, name, begins=begins, ends=self._ends, border=border)
+        yield CallPatch(module, "wait_tensor", begins=self._wait_begins, ends=self._wait_ends, border=border)
 
     def new_step(self) -> None:
         """Release calls and results that were never waited for."""

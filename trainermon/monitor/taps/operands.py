@@ -7,10 +7,11 @@ whatever was in memory.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 
 # Tensors of one side of one call that are looked at; a gather over a thousand ranks fills a list of a thousand.
@@ -118,6 +119,27 @@ def written_by(op: CollectiveOp, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if op.writes is None or (op.only is OperandRanks.WRITTEN_AT_ROOT and _root(args, kwargs) != rank):
         return []
     return tensors_in(args[op.writes] if op.writes < len(args) else _named(kwargs, op.writes - len(args)))
+
+
+def keeps(options: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
+    """Return whether a call leaves in each of `written` the very values that are in its one of `read` as it begins.
+
+    For a call in a group of one rank, or a broadcast: elsewhere this is not so. False where the caller may write to the
+    tensors before the call is waited for, and where the operation also scales.
+
+    Args:
+        options: Last argument of the call.
+        read: What it reads on this rank.
+        written: What it writes there.
+    """
+    if getattr(options, "asyncOp", True) is not False or len(read) != len(written):
+        return False
+    if getattr(options, "reduceOp", None) == dist.ReduceOp.PREMUL_SUM:
+        return False
+    return all(
+        before is after or (before.dtype is after.dtype and before.numel() == after.numel())
+        for before, after in zip(read, written, strict=True)
+    )
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+# Backends of torch that send what they are given; another one may pack it into fewer bits on the way.
+_PLAIN_BACKENDS = frozenset({"gloo", "nccl"})
+
 WORLD = "world"
 OTHER = "other"
 
@@ -98,6 +101,8 @@ class WatchedGroup:
         name: Its purpose.
         torch_name: The name that torch gives it on this rank.
         rank: Number of this rank in it.
+        is_plain: Its backends are known to send what they are given, and leave it as it is.
+        is_alone: This rank is its only member, and it is plain.
         sequence: Call it for the number of the last collective that was begun; always 0 where `is_numbered` is false.
             0.2 µs.
         is_numbered: The backend numbers its collectives.
@@ -108,13 +113,16 @@ class WatchedGroup:
     """
 
     __slots__ = (
-        "accounted", "first", "is_numbered", "name", "rank", "sequence", "size_bytes", "torch_name", "unfinished",
+        "accounted", "first", "is_alone", "is_numbered", "is_plain", "name", "rank", "sequence", "size_bytes",
+        "torch_name", "unfinished",
     )  # fmt: skip
 
     def __init__(self, group: ProcessGroup, name: str) -> None:
         self.name = name
         self.torch_name = group.group_name
         self.rank = group.rank()
+        self.is_plain = _backends(group) <= _PLAIN_BACKENDS
+        self.is_alone = self.is_plain and group.size() == 1
         self.is_numbered = True
         self.sequence = group._get_sequence_number_for_group  # type: ignore[attr-defined]  # not in the stub
         try:
@@ -158,6 +166,11 @@ class WatchedGroups:
     def _add(self, group: ProcessGroup) -> WatchedGroup:
         watched = self._found[group] = WatchedGroup(group, self._purposes.name(group))
         return watched
+
+
+def _backends(group: ProcessGroup) -> set[str]:
+    config = dist.distributed_c10d._world.pg_backend_config.get(group, "")
+    return {part.rpartition(":")[2] for part in config.split(",")}
 
 
 def _dimensions(meshes: Iterable[DeviceMesh]) -> Iterator[tuple[str, ProcessGroup]]:
