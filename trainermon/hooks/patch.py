@@ -160,7 +160,7 @@ class CallPatch:
                     border.trip(error)
             try:
                 result = function(*args, **kwargs)
-            except BaseException:
+            except BaseException:  # an interrupt too leaves the call begun; it goes on to the script
                 if token is not None and fails is not None:
                     ContainedCall(border, fails)(token)
                 raise
