@@ -127,6 +127,7 @@ class Forms:
         yield Form("all_reduce", lambda: 1 * functional.all_reduce(x(), "sum", group), mine, total)
         yield Form("all_reduce", lambda: 1 * functional.all_reduce(x(), "sum", group.group_name), mine, total)
         yield Form("all_reduce", waited, mine, total)
+        yield Form("all_reduce", lambda: 1 * functional.all_reduce(x(), "sum", group).view(2, -1), mine, total)
         yield Form("all_reduce_coalesced", several, two, total * 2)
         gather = lambda: 1 * getattr(functional, functional_gather)(x(), 0, group)  # noqa: E731
         yield Form("all_gather_into_tensor", gather, mine, [torch.cat(self.both)])

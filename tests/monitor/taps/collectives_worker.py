@@ -1,5 +1,6 @@
 """Run on each of two gloo ranks by `test_collectives_ranks.py`: what the taps say against what is known to happen."""
 
+import math
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed._functional_collectives import all_reduce as early_functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.profiler import profile
 
 from tests.monitor.taps.collective_forms import Forms, functional_gather, values
@@ -189,6 +191,20 @@ class Worker:
         whole = torch.cat([values(0, 2, 3), values(1, 2, 3)])
         assert close(rows.of("tp.all_gather_into_tensor", "post.0"), moments(whole))
         assert rows.value("tp", "unseen") == 0
+
+    def check_parallel_layer(self):
+        """What its collective returns is looked at through views, and waited for through one of them."""
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 3)
+        inputs = torch.cat([values(0, 2, 2), values(1, 2, 2)], 1)
+        expected = torch.nn.functional.linear(inputs, layer.weight, layer.bias).detach()
+        parallelize_module(layer, self.mesh, RowwiseParallel())
+        rows = self.watched.rows(lambda: (layer(values(self.rank, 2, 2)) + 1).sum().backward())
+        found = rows.of("tp.all_reduce", "post.0")
+        assert found.count == 6
+        assert math.isclose(found.max, expected.max(), rel_tol=1e-5)
+        assert math.isclose(found.sum_sq, expected.square().sum(), rel_tol=1e-5)
+        assert (rows.value("tp", "unfinished"), rows.value("tp", "unseen")) == (0, 0)
 
     def check_functional_gradient(self):
         """The forward is seen with its operands; its backward calls the operator itself, and is counted as unseen."""

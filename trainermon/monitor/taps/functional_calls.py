@@ -90,18 +90,27 @@ class FunctionTaps:
             if inner is None:
                 self._rows.take_one_after(call, index, tensor)
             else:
-                self._awaited[id(inner)] = _AwaitedTensor(inner, call, index)
+                self._awaited[_storage_of(inner)] = _AwaitedTensor(inner, call, index)
 
     def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[_AwaitedTensor, float] | None:
-        if not args or id(args[0]) not in self._awaited or not self._rows.is_training_thread():
+        if not args or not self._awaited or not self._rows.is_training_thread():
             return None
-        return self._awaited.pop(id(args[0])), perf_counter()
+        awaited = self._awaited.pop(_storage_of(args[0]), None)
+        return None if awaited is None else (awaited, perf_counter())
 
     def _wait_ends(self, token: tuple[_AwaitedTensor, float], _result: Any) -> None:
         awaited, begin_s = token
         if awaited.number == 0:
             self._rows.put_wait(awaited.call, perf_counter() - begin_s)
         self._rows.take_one_after(awaited.call, awaited.number, awaited.tensor)
+
+
+def _storage_of(tensor: Any) -> int:
+    """Return the number of the memory by which torch knows what to wait for: views of a result stand for it, too."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (AttributeError, NotImplementedError, RuntimeError):  # no tensor, or of a kind without memory of its own
+        return id(tensor)
 
 
 def _process_group(given: Any) -> dist.ProcessGroup | None:
