@@ -23,6 +23,7 @@ from trainermon.replay.state import AutocastState, BufferKeeper, KeptBuffer, Not
 from trainermon.replay.suitability import ModelStage, stage_of
 
 # Called by `map`, which saves the interpreter's share of the time.
+_TENSORS = {Tensor}
 _VERSION, _SIZE, _TRAINS = map(operator.attrgetter, ("_version", "size_bytes", "training"))
 
 
@@ -205,7 +206,7 @@ class ForwardKeeper:
         root = self._roots[stage]
         handed = root.handed_values()
         # a walk takes as long as all else here
-        is_plain = not kwargs and not handed and all(type(value) is Tensor for value in args)
+        is_plain = not kwargs and not handed and set(map(type, args)) == _TENSORS
         leaves, tree = (list(args), _tree_of(len(args))) if is_plain else pytree.tree_flatten((args, kwargs))
         given = leaves if is_plain else _tensors((args, kwargs, [each.value for each in handed]))
         self._current = KeptForward(
@@ -213,7 +214,7 @@ class ForwardKeeper:
             leaves=leaves,
             tree=tree,
             handed=handed,
-            generators=_all_of([self._replayable.generators(), *map(restore_generator, leaves)]),
+            generators=self._generators(() if is_plain else leaves),
             versions=_versions(given),
             random=RandomState.current(self.devices),
             autocast=AutocastState.current(self.devices),
@@ -222,6 +223,11 @@ class ForwardKeeper:
             parameter_versions=self._parameter_versions(stage),
             size_bytes=size_bytes(given),
         )
+
+    def _generators(self, leaves: Sequence[Any]) -> Callable[[], None]:
+        """Return what puts back the generators that are the framework's own, or among `leaves`."""
+        own = self._replayable.generators()
+        return _all_of([own, *map(restore_generator, leaves)]) if leaves else own
 
     def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         kept, self._current = self._current, None
@@ -244,8 +250,8 @@ class ForwardKeeper:
         for index, tensor in enumerate(returned):
             hook = ContainedCall(self, self._gradient, (kept, index))
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
+        clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.size_bytes += size_bytes([*clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
@@ -298,6 +304,8 @@ def _all_of(actions: Iterable[Callable[[], Any] | None]) -> Callable[[], None]:
 
 def differentiable(output: Any) -> list[Tensor]:
     """Return the distinct tensors in what a module returned through which a backward can come."""
+    if type(output) is Tensor:
+        return [output] if output.grad_fn is not None else []
     found: list[Tensor] = []
     for _, tensor in tensors_of(output):
         if tensor.grad_fn is not None and not any(tensor is other for other in found):
@@ -311,7 +319,7 @@ def versions_of(given: Any) -> tuple[int, ...]:
 
 
 def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+    return tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])  # a list: see `size_bytes`
 
 
 def _tensors(given: Any) -> list[Tensor]:
@@ -320,4 +328,6 @@ def _tensors(given: Any) -> list[Tensor]:
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:
     """Return how many bytes the elements of `tensors` take."""
-    return sum([tensor.numel() * tensor.element_size() for tensor in tensors])  # a list: see `frames.num_bytes`
+    return sum(
+        [tensor.numel() * tensor.element_size() for tensor in tensors]
+    )  # a list, as a generator is called for each of them

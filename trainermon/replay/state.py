@@ -9,24 +9,30 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-_MT19937_BYTES = (
-    624 * 4 + 4
-)  # of a Mersenne Twister in the memory of numpy or Python: 624 words, and the position among them
+# Of a Mersenne Twister in the memory of numpy or Python: 624 words, and the position among them.
+_WORDS = 624
+_MT19937_BYTES = _WORDS * 4 + 4
+# The position and the words beside it tell whether one was used: every draw moves the position, and when it comes to
+# the same place again all words are others. To look at all of them takes 3 µs each time, from memory.
+_Spot = ctypes.c_char * 64
 _HAS_GAUSS = 3  # its place in the state
+# In torch's state: seed, how many words are left, whether it is seeded, position; 624 words of 64 bits; normal numbers.
+_TORCH_HEAD = struct.Struct("@Qi4xQ")
+_TORCH_WORDS_END = _TORCH_HEAD.size + _WORDS * 8
+_TORCH_MEMORY = struct.Struct("@Qi4xI")  # the same in its memory; words of 32 bits follow
 
 
 class NotCoveredError(Exception):
     """Raised if something that the replay needs was not kept; the text says what."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RandomState:
+class RandomState(NamedTuple):
     """The state of every generator a model may draw from: Python's, numpy's, torch's on the CPU and on its devices."""
 
     python: Any
@@ -38,14 +44,14 @@ class RandomState:
     def current(cls, devices: Iterable[torch.device], *, anew: bool = False) -> RandomState:
         """Return the present state of all generators. Cost: copies of about 8 KB; no device is waited for.
 
-        With `anew` numpy is asked whatever is known, for a state that the training goes on from.
+        With `anew` numpy and torch are asked whatever is known, for a state that the training goes on from.
         """
         numpy = sys.modules.get("numpy")
         return cls(
             python=_python.current(),
             numpy=None if numpy is None else _numpy.current(numpy, anew=anew),
-            cpu=torch.get_rng_state(),
-            devices=tuple((device, _device_module(device).get_rng_state(device)) for device in devices),
+            cpu=_torch.current(anew=anew),
+            devices=tuple([(device, _device_module(device).get_rng_state(device)) for device in devices]),
         )
 
     def put_back(self) -> None:
@@ -68,23 +74,22 @@ class _PythonState:
     def __init__(self) -> None:
         self._memory, self._state = b"", random.getstate()
         self._generator: Any = getattr(random, "_inst", None)  # the module's functions are its methods
-        self._address = id(self._generator) + object.__basicsize__
+        self._spot: Any = None
         self._is_known = sys.implementation.name == "cpython" and isinstance(self._generator, random.Random)
         if self._is_known:
-            position, *words = struct.unpack(f"{_MT19937_BYTES // 4}I", self._read())
+            address = id(self._generator) + object.__basicsize__
+            position, *words = struct.unpack(f"@{_WORDS + 1}I", ctypes.string_at(address, _MT19937_BYTES))
             self._is_known = (*words, position) == self._state[1]
+            self._spot = _Spot.from_address(address)
 
     def current(self) -> Any:
         """Return what `random.getstate()` does."""
         if not self._is_known or self._generator.gauss_next is not None:
             return random.getstate()
-        memory = self._read()
+        memory = self._spot.raw
         if memory != self._memory:
             self._memory, self._state = memory, random.getstate()
         return self._state
-
-    def _read(self) -> bytes:
-        return ctypes.string_at(self._address, _MT19937_BYTES)
 
 
 class _NumpyState:
@@ -96,7 +101,7 @@ class _NumpyState:
 
     def __init__(self) -> None:
         self._generator: Any = None
-        self._address = 0
+        self._spot: Any = None
         self._memory = b""
         self._state: tuple[Any, ...] = ()
 
@@ -106,8 +111,10 @@ class _NumpyState:
         if generator is not self._generator:
             if type(generator) is not numpy.random.MT19937:
                 return numpy.random.get_state(legacy=False)
-            self._generator, self._address, self._memory = generator, generator.ctypes.state_address, b""
-        memory = ctypes.string_at(self._address, _MT19937_BYTES)
+            self._generator, self._memory = generator, b""
+            end = generator.ctypes.state_address + _MT19937_BYTES
+            self._spot = _Spot.from_address(end - ctypes.sizeof(_Spot))
+        memory = self._spot.raw
         if anew or memory != self._memory:
             state = numpy.random.get_state()
             self._memory, self._state = b"" if state[_HAS_GAUSS] else memory, state
@@ -115,7 +122,45 @@ class _NumpyState:
         return self._state
 
 
-_python, _numpy = _PythonState(), _NumpyState()
+class _TorchState:
+    """Asks torch for the state of its generator on the CPU only if that was used since: torch takes 15 µs to tell.
+
+    Whether it was used is seen in its memory, where that looks as expected. A state with a normal number that lies
+    ready is asked for anew; that one was put back by `set_rng_state`, beside the same memory, is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._memory, self._state = b"", torch.default_generator.get_state()
+        self._spot = _torch_spot(torch.default_generator, self._state)
+
+    def current(self, *, anew: bool) -> Tensor:
+        """Return what `torch.get_rng_state()` does, which nobody may write to; it is asked in any case if `anew`."""
+        memory = b"" if self._spot is None else self._spot.raw
+        if anew or not memory or memory != self._memory:
+            self._state = torch.default_generator.get_state()
+            has_normal = bool(self._state[_TORCH_WORDS_END:].any())
+            self._memory = b"" if has_normal else memory
+        return self._state
+
+
+def _torch_spot(generator: torch.Generator, state: Tensor) -> Any:
+    """Return a view of the place in memory where position and first words of the generator are; None: not as expected.
+
+    `state` is its present state.
+    """
+    content = bytes(state.tolist())
+    if len(content) < _TORCH_WORDS_END or not hasattr(generator, "_cdata"):
+        return None
+    words = struct.pack(f"@{_WORDS}I", *struct.unpack_from(f"@{_WORDS}Q", content, _TORCH_HEAD.size))
+    begin = ctypes.string_at(generator._cdata, 256).find(words[:64]) - _TORCH_MEMORY.size
+    if begin < 0 or ctypes.string_at(generator._cdata + begin + _TORCH_MEMORY.size, len(words)) != words:
+        return None
+    address = generator._cdata + begin
+    seen = _TORCH_MEMORY.unpack(ctypes.string_at(address, _TORCH_MEMORY.size))
+    return _Spot.from_address(address) if seen == _TORCH_HEAD.unpack_from(content) else None
+
+
+_python, _numpy, _torch = _PythonState(), _NumpyState(), _TorchState()
 
 
 def accelerators(model: nn.Module) -> tuple[torch.device, ...]:
@@ -129,8 +174,7 @@ def _device_module(device: torch.device) -> Any:
     return getattr(torch, device.type)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AutocastState:
+class AutocastState(NamedTuple):
     """Which automatic casts (`torch.autocast`) are on.
 
     Attributes:
@@ -144,9 +188,9 @@ class AutocastState:
     @classmethod
     def current(cls, devices: Iterable[torch.device]) -> AutocastState:
         """Return which automatic casts are on now, for the CPU and the types of `devices`."""
-        names = dict.fromkeys(["cpu", *(device.type for device in devices)])
+        names = dict.fromkeys(["cpu", *[device.type for device in devices]])
         return cls(
-            tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in names),
+            tuple([(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in names]),
             torch.is_autocast_cache_enabled(),
         )
 
