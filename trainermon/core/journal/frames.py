@@ -165,21 +165,17 @@ class FrameHead:
     crc: int
 
 
-def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> list[Any]:
-    """Return a journal record as it stands in the file: buffers, the head and those of `payload`; nothing is copied.
+def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> tuple[list[Any], int]:
+    """Return a journal record as it stands in the file, and how many bytes that is; nothing is copied.
 
-    `sequence` is the record's number. Cost: one CRC of the payload.
+    It is buffers: the head, and those of `payload`. `sequence` is the record's number. Cost: one CRC of the payload.
     """
-    crc = 0
+    crc = length = 0
     for buffer in payload:
         crc = zlib.crc32(buffer, crc)
-    head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, num_bytes(payload), crc, 0)
-    return [head + _HEAD_CRC.pack(zlib.crc32(head)), *payload]
-
-
-def num_bytes(buffers: Sequence[Any]) -> int:
-    """Return the total number of bytes of some buffers."""
-    return sum([memoryview(buffer).nbytes for buffer in buffers])  # a list, as a generator is called for each of them
+        length += memoryview(buffer).nbytes
+    head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, length, crc, 0)
+    return [head + _HEAD_CRC.pack(zlib.crc32(head)), *payload], HEAD_BYTES + length
 
 
 def decode_head(data: memoryview | bytes) -> FrameHead | None:

@@ -85,7 +85,7 @@ class JournalWriter:
         self._num_series = len(header.series)
         self._sequence = 0  # number of the next record, skipped ones included: readers see every gap
         self._descriptor = -1
-        self._cursor = Cursor()
+        self._file_number = self._offset = 0
         self._has_records = False
         try:
             self._open_next()
@@ -95,7 +95,7 @@ class JournalWriter:
     @property
     def cursor(self) -> Cursor:
         """Position in the journal behind the last record that was written."""
-        return self._cursor
+        return Cursor(self._file_number, self._offset)
 
     @property
     def dropped_files(self) -> int:
@@ -154,9 +154,8 @@ class JournalWriter:
         return not trouble
 
     def _write_record(self, frame_type: int, payload: list[Any]) -> None:
-        frame = frames.encode_frame(frame_type, self._sequence, payload)
-        length = frames.num_bytes(frame)
-        is_full = self._has_records and self._cursor.offset + length > self._files.file_bytes
+        frame, length = frames.encode_frame(frame_type, self._sequence, payload)
+        is_full = self._has_records and self._offset + length > self._files.file_bytes
         if self._descriptor < 0 or is_full:
             self._open_next()
         _write(self._descriptor, frame, length)
@@ -164,7 +163,7 @@ class JournalWriter:
             raise FileNotFoundError(
                 errno.ENOENT, "somebody removed the file from the spool, with all that was not read"
             )
-        self._cursor = Cursor(self._cursor.file, self._cursor.offset + length)
+        self._offset += length
         self._has_records = True
         self.bytes_written += length
 
@@ -174,15 +173,15 @@ class JournalWriter:
         number, path = self._files.next_file()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
-        header = frames.encode_frame(frames.HEADER, self._sequence, [self._header_start, self._table, b"]}"])
-        length = frames.num_bytes(header)
+        content = [self._header_start, self._table, b"]}"]
+        header, length = frames.encode_frame(frames.HEADER, self._sequence, content)
         try:
             _write(self._descriptor, header, length)
         except OSError:
             self._abandon()
             path.unlink(missing_ok=True)  # nothing can follow in it, and the number goes to the next try
             raise
-        self._cursor = Cursor(number, length)
+        self._file_number, self._offset = number, length
         self._has_records = False
         self.bytes_written += length
         self._files.keep_budget()
