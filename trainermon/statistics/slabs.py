@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from trainermon.core.values import NUM_BINS, STATISTICS
 from trainermon.statistics import histograms
 from trainermon.statistics.kernel import write
 from trainermon.statistics.merge import NUM_STATISTICS
+from trainermon.statistics.rows import host_rows
+from trainermon.statistics.rows.host_rows import RowPlaces, Rows
 
 logger = logging.getLogger("trainermon")
 
@@ -35,11 +37,13 @@ class Slab:
     def __init__(self, device: torch.device, *, capacity: int) -> None:
         self.step = -1
         self.num_rows = 0
+        self._capacity = capacity
         self._table = torch.empty((capacity, NUM_STATISTICS), dtype=torch.float64, device=device)
         self._counts = torch.empty((0, NUM_BINS), dtype=torch.int64, device=device)
         self._counted: dict[int, int] = {}  # by row, its place in the counts
-        self._host, self._host_counts = self._table, self._counts
+        self._host_counts = self._counts
         self._copy = None if device.type == "cpu" else _AsyncCopy(device)
+        self._hold(self._table if self._copy is None else self._table.new_empty((0, NUM_STATISTICS), device="cpu"))
 
     def take(self, tensors: Sequence[Tensor]) -> int:
         """Compute the moments of `tensors` into the next rows and return the index of the first of them.
@@ -47,7 +51,9 @@ class Slab:
         The tensors are read before this returns (CPU) or in the order of the current stream (accelerator): they may be
         changed or freed right after. Costs no host-device synchronisation.
         """
-        first = self._extend(len(tensors))
+        first, self.num_rows = self.num_rows, self.num_rows + len(tensors)
+        if self.num_rows > self._capacity:
+            self._grow(first)
         write(tensors, self._table, first)
         if self._copy is not None:
             self._copy.was_written(self._table)
@@ -77,7 +83,9 @@ class Slab:
 
     def put_rows(self, rows: Tensor) -> int:
         """Append rows that `copy_rows` of any slab of this device returned; return the index of the first."""
-        first = self._extend(len(rows))
+        first, self.num_rows = self.num_rows, self.num_rows + len(rows)
+        if self.num_rows > self._capacity:
+            self._grow(first)
         self._table[first : self.num_rows] = rows
         if self._copy is not None:
             self._copy.was_written(self._table)
@@ -85,9 +93,11 @@ class Slab:
 
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation, two if one does."""
+        first, last = min(rows), max(rows)  # few other rows are among these
+        if self._copy is None and not host_rows.any_nonfinite(self._host, first, last + 1 - first, self._address):
+            return False
         counts = self._seen()[:, NUM_STATISTICS - 2 :]
-        around = counts[min(rows) : max(rows) + 1]  # a slice copies nothing, and few other rows are among these
-        return bool(around.any()) and bool(counts[list(rows)].any())
+        return bool(counts[first : last + 1].any()) and bool(counts[list(rows)].any())
 
     def any_nonzero(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` has a finite element that is not zero. Waits for the device: one synchronisation."""
@@ -97,13 +107,22 @@ class Slab:
         """End the step: start to copy the rows to the host. No row may be added any more."""
         if self._copy is not None:
             tables = self._table[: self.num_rows], self._counts[: len(self._counted)]
-            self._host, self._host_counts = self._copy.start(*tables)
+            host, self._host_counts = self._copy.start(*tables)
+            self._hold(host)
 
     def is_ready(self) -> bool:
         """Return whether the rows of a sealed slab have arrived on the host. Never waits."""
         return self._copy is None or self._copy.done()
 
-    def rows(self) -> Tensor:
+    def norm(self, rows: Sequence[int]) -> float:
+        """Return the norm of the tensors of rows taken earlier, all together; NaN if there is one in them. CPU only."""
+        return host_rows.norm(self._host, rows)
+
+    def columns(self, places: RowPlaces, scalars: Collection[float]) -> Rows:
+        """Return rows of a ready slab as columns, and after them those of single numbers; see `host_rows.columns`."""
+        return host_rows.columns(self._host, places, scalars, self._address)
+
+    def rows(self) -> Rows:
         """Return the rows of a ready slab, float64 `[num_rows, 8]` in host memory, valid until it is released."""
         return self._host[: self.num_rows]
 
@@ -116,20 +135,21 @@ class Slab:
         self.num_rows = 0
         self._counted = {}
 
-    def _extend(self, count: int) -> int:
-        first = self.num_rows
-        self.num_rows = first + count
-        if self.num_rows > self._table.shape[0]:
-            self._join()
-            self._table = _grown(self._table, first, self.num_rows)
-            if self._copy is None:
-                self._host = self._table
-        return first
+    def _grow(self, used: int) -> None:
+        self._join()
+        self._table = _grown(self._table, used, self.num_rows)
+        self._capacity = len(self._table)
+        if self._copy is None:
+            self._hold(self._table)
+
+    def _hold(self, host: Tensor) -> None:
+        self._host: Rows = host.numpy()
+        self._address = host.data_ptr()
 
     def _seen(self) -> Any:
         """Return the table, for the current stream to look at; on a CPU as numpy's, whose calls take half the time."""
         self._join()
-        return self._table.numpy() if self._copy is None else self._table
+        return self._host if self._copy is None else self._table
 
     def _join(self) -> None:
         """Let the current stream see the rows that were written in others."""

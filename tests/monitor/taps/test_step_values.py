@@ -26,14 +26,15 @@ class Run:
         optimizer = torch.optim.SGD(groups)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         self.rows = Rows()
-        values = StepValues(plain.describe([model], optimizer, Coordinates()), self.rows.collector)
+        training = plain.describe([model], optimizer, Coordinates())
+        values = StepValues(training, self.rows.collector)
         self.expected = []
         for step in range(3):
             self.rows.collector.begin(step)
             optimizer.zero_grad()
             x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step)).to(dtype)
             model(x).square().sum().backward()
-            values.at_backward_end()
+            values.at_backward_end(training.reduced_gradients())
             norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
             self.expected.append(min(1.0, limit / (norm.item() + 1e-6)))
             values.at_entry(is_scaled=is_scaled)

@@ -63,14 +63,16 @@ class PlainTraining(Training):
         """
         contained, untold = guard.wrap(entry), StepOutcome()
 
+        may_nest = _may_nest(self.optimizer)
+
         def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return None if _is_nested(optimizer) else _enter(contained, args, kwargs)
+            return None if may_nest and _is_nested(optimizer) else _enter(contained, args, kwargs)
 
         def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if not _is_nested(optimizer):
+            if not (may_nest and _is_nested(optimizer)):
                 exit(untold)
 
-        if hooks is None or _may_nest(self.optimizer):
+        if hooks is None or may_nest:
             before, after = guard.wrap(begins), guard.wrap(ends)
         else:
             before, after = hooks.entry(guard, begins), hooks.exit(guard, ends)

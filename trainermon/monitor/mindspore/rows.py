@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from mindspore import Tensor
 
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.mindspore.moments import MomentsOfTensors, Rows
+from trainermon.statistics.rows import host_rows
+from trainermon.statistics.rows.host_rows import RowPlaces
 
 _NUM_STATISTICS = len(STATISTICS)
 _SUM_SQ = STATISTICS.index("sum_sq")
@@ -61,6 +63,10 @@ class HostSlab:
         self._table[first : self.num_rows] = rows
         return first
 
+    def norm(self, rows: Sequence[int]) -> float:
+        """Return the norm of the tensors of `rows`, all together; NaN if there is one in them."""
+        return host_rows.norm(self._table, rows)
+
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf."""
         return bool(self._table[list(rows)][:, _NUM_STATISTICS - 2 :].any())
@@ -68,6 +74,10 @@ class HostSlab:
     def any_nonzero(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` has a finite element that is not zero."""
         return bool(self._table[list(rows)][:, _SUM_SQ].any())
+
+    def columns(self, places: RowPlaces, scalars: Collection[float]) -> Rows:
+        """Return rows as columns, and after them those of single numbers; see `host_rows.columns`."""
+        return host_rows.columns(self._table, places, scalars)
 
     def rows(self) -> Rows:
         """Return the rows, float64 `[num_rows, 8]`; they are valid until the slab is used for another step."""

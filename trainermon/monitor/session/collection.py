@@ -151,10 +151,13 @@ class TapCollection:
     def backward_ended(self) -> None:
         """Read the gradients if they are final, and release what the backward used."""
         self._modules.reset()
-        if self._context.steps.is_complete:
-            self._values.at_backward_end()
-        if self._config.wg_distribution:
-            self.gradients.backward_ended()
+        training = self._context.training
+        is_final = not training.reads_at_entry and self._context.steps.is_complete
+        gradients = training.reduced_gradients() if is_final else None
+        if self._config.wg_distribution and not training.reads_at_entry:
+            self.gradients.backward_ended(gradients)
+        if gradients is not None:
+            self._values.at_backward_end(gradients, self.gradients.just_read)
 
     def before_optimizer(self, step: int, *, is_scaled: bool) -> None:
         """Read what the optimizer is about to use: gradients, parameters, states.

@@ -183,6 +183,9 @@ class RankWitness:
         rank_path(self._directory, self._rank, "sock").unlink(missing_ok=True)
 
 
+_world: Any = dist.distributed_c10d._world if dist.is_available() else None
+
+
 def _keep_for_ever(server: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
@@ -194,7 +197,7 @@ def _is_mixed(group: dist.ProcessGroup) -> bool:
 
 
 def _num_groups() -> int:
-    return len(dist.distributed_c10d._world.pg_names) if dist.is_available() and dist.is_initialized() else 0
+    return len(_world.pg_names) if _world is not None else 0
 
 
 def _caught_signals() -> frozenset[int]:

@@ -76,6 +76,11 @@ class GradientTaps:
         self._versions: list[tuple[int, int]] = []
 
     @property
+    def just_read(self) -> Sequence[int]:
+        """By parameter, the numbers of the series of reduced gradients whose rows this step has; empty: none yet."""
+        return self._reduced if self._is_taken else ()
+
+    @property
     def series(self) -> list[int]:
         """The numbers of the series of the unreduced and the reduced gradients."""
         return [self._unreduced[i] for i in self._indices] + self.reduced
@@ -111,15 +116,16 @@ class GradientTaps:
         self._taken_when_final.clear()
         self._versions = []
 
-    def backward_ended(self) -> None:
-        """Record the reduced gradients, before any clipping, if this backward was the step's last."""
-        if self._training.reads_at_entry:
-            return
+    def backward_ended(self, gradients: Sequence[Tensor | None] | None) -> None:
+        """Record the reduced gradients, before any clipping; None if this was not the step's last backward.
+
+        Not where they are read at the entry of the optimizer step.
+        """
         if self._accumulated_s and self._training.is_reduced_now():
             self._waited_s += time.perf_counter() - self._accumulated_s
             self._collector.put(self._collector.table.id_of(REDUCER_WAIT), self._waited_s)
-        if self._steps.is_complete:
-            self._take_reduced()
+        if gradients is not None:
+            self._take_reduced(gradients)
             self._versions = self._training.gradient_versions()
         elif self._training.is_reduced_now():
             self._is_mixed = True
@@ -136,7 +142,9 @@ class GradientTaps:
         second row: whatever was done to it is in no other. If there are more than `MAX_WRITTEN`, none does.
         """
         self._take_written()
-        if self._is_taken or not self._take_reduced() or self._training.reads_at_entry:
+        if self._is_taken or not self._take_reduced(self._training.reduced_gradients()):
+            return
+        if self._training.reads_at_entry:
             return
         self._warn_once(
             f"a step had {self._steps.backward} backward passes that were seen, but grad_acc_steps is "
@@ -144,20 +152,19 @@ class GradientTaps:
             "right grad_acc_steps to set_monitor"
         )
 
-    def _take_reduced(self) -> bool:
-        """Take what is there of the gradients and was not taken when it became final; return whether any is there."""
-        gradients = self._training.reduced_gradients()
+    def _take_reduced(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Take those of the gradients that were not taken when they became final; return whether any is there."""
         if self._taken_when_final and self._others_hook():
             self._taken_when_final.clear()  # they may have changed it since
         present = [i for i in self._indices if gradients[i] is not None and i not in self._taken_when_final]
         if not present:
             self._is_taken = bool(self._taken_when_final)
             return self._is_taken
-        first = self._collector.take([self._reduced[i] for i in present], [gradients[i] for i in present])
+        tensors = [gradients[i] for i in present]
+        first = self._collector.take([self._reduced[i] for i in present], tensors)
         self._is_taken = first >= 0
         if not self._training.reduces:
-            for row, i in enumerate(present, start=first):
-                self._collector.share(self._unreduced[i], row, gradients[i])
+            self._collector.share_all([self._unreduced[i] for i in present], first, tensors)
         return self._is_taken
 
     def _take_written(self) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
-from trainermon.core.values import STATISTICS, BlockHistograms, Placement, SeriesKey, StatBlock
+from trainermon.core.values import BlockHistograms, Placement, SeriesKey, StatBlock
+from trainermon.statistics.rows.host_rows import RowPlaces, Rows
 
 T = TypeVar("T")
 
@@ -29,10 +30,7 @@ logger = logging.getLogger("trainermon")
 
 
 class RowSlab(Protocol):
-    """Interface of the memory for the rows of one step, float64 `[rows, 8]`; `statistics.slabs.Slab` says what each is.
-
-    `rows` returns what numpy reads without a copy.
-    """
+    """Interface of memory for the rows of a step, float64 `[rows, 8]`; `statistics.slabs.Slab` says what each does."""
 
     step: int
 
@@ -51,14 +49,17 @@ class RowSlab(Protocol):
     def put_rows(self, rows: Any) -> int:
         """Append rows that `copy_rows` returned; return the index of the first."""
 
+    def norm(self, rows: Sequence[int]) -> float:
+        """Return the norm of the tensors of `rows`, all together; rows on the host only."""
+
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf."""
 
     def any_nonzero(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` has a finite element that is not zero."""
 
-    def rows(self) -> Any:
-        """Return the rows on the host."""
+    def columns(self, places: RowPlaces, scalars: Collection[float]) -> Rows:
+        """Return rows on the host as columns, and after them those of single numbers; see `host_rows.columns`."""
 
     def histograms(self) -> tuple[Mapping[int, int], Any]:
         """Return by row the place of its histogram, and these on the host."""
@@ -235,6 +236,16 @@ class RowCollector:
         if self.histograms.is_due(self._step) and self.histograms.wants(series):
             self._slab.count((row,), (tensor,))
 
+    def share_all(self, series: Sequence[int], first: int, tensors: Sequence[Any]) -> None:
+        """Do what `share` does, for the series at each position: rows are those from `first` on."""
+        if first < 0 or self.muted:
+            return
+        if self.histograms is None:
+            self._rows.update(zip(series, range(first, first + len(series)), strict=True))
+            return
+        for row, (number, tensor) in enumerate(zip(series, tensors, strict=True), start=first):
+            self.share(number, row, tensor)
+
     def move(self, series: int, to: int | None) -> None:
         """Give the row that `series` has in this step to the series `to`, whose own is replaced.
 
@@ -242,6 +253,16 @@ class RowCollector:
         """
         _move(self._rows, series, to)
         _move(self._scalars, series, to)
+
+    def norm(self, series: Iterable[int]) -> float | None:
+        """Return the norm of the tensors of `series`, all together, NaN if there is one in them.
+
+        None if one of them has no row in this step. For models on the CPU: the rows are looked at where they are.
+        """
+        rows = [*map(self._rows.get, series)]
+        if self._slab is None or None in rows:
+            return None
+        return self._slab.norm(rows)  # type: ignore[arg-type]  # no None is among the rows
 
     def copy_rows(self, first: int, count: int) -> Any:
         """Return a copy of `count` rows from `first` on, on the device; None if nothing was taken."""
@@ -356,14 +377,14 @@ class _BlockLayout:
 
     def __init__(self) -> None:
         self._known: tuple[list[int], list[int]] = ([], [])
-        self._arrays: tuple[NDArray[np.uint32], NDArray[np.intp]] = np.zeros(0, np.uint32), np.zeros(0, np.intp)
+        self._found = np.zeros(0, np.uint32), RowPlaces.of(())
 
-    def of(self, rows: dict[int, int], scalars: dict[int, float]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
+    def of(self, rows: dict[int, int], scalars: dict[int, float]) -> tuple[NDArray[np.uint32], RowPlaces]:
         """Return the ids of all series, and the places of `rows`; nobody may write to them."""
         known = [*rows, *scalars], [*rows.values()]
         if known != self._known:
-            self._known, self._arrays = known, (np.array(known[0], np.uint32), np.array(known[1], np.intp))
-        return self._arrays
+            self._known, self._found = known, (np.array(known[0], np.uint32), RowPlaces.of(known[1]))
+        return self._found
 
 
 def _block(
@@ -374,11 +395,7 @@ def _block(
     layout: _BlockLayout,
 ) -> StatBlock:
     series, places = layout.of(rows, scalars)
-    values = np.empty((len(STATISTICS), len(series)))
-    if rows:
-        values[:, : len(rows)] = np.asarray(slab.rows())[places].T
-    if scalars:
-        values[:, len(rows) :] = np.array([_scalar_row(value) for value in scalars.values()]).T
+    values = slab.columns(places, scalars.values())
     histograms = None if choice is None else _histograms(slab, rows, choice)
     return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values, histograms=histograms)
 
@@ -395,12 +412,3 @@ def _histograms(slab: RowSlab, rows: dict[int, int], choice: HistogramChoice) ->
     chosen = np.asarray(counts)[counted]
     narrow = np.uint32 if chosen.max() < 1 << 32 else np.uint64
     return BlockHistograms(places=places.astype(np.uint32), counts=chosen.astype(narrow))
-
-
-def _scalar_row(value: float) -> list[float]:
-    finite = value - value == 0.0
-    is_nan = value != value  # noqa: PLR0124  # the definition of NaN
-    low, high, total, square = (
-        (value, value, value, value * value) if finite else (float("inf"), -float("inf"), 0.0, 0.0)
-    )
-    return [1.0, low, high, total, square, float(value == 0.0), float(is_nan), float(not finite and not is_nan)]

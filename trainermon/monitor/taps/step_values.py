@@ -20,6 +20,7 @@ from trainermon.core.values import STATISTICS, Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.training import StepOutcome, Training
 from trainermon.statistics.kernel import write
+from trainermon.statistics.rows import host_rows
 
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4
@@ -47,19 +48,25 @@ class StepValues:
             range(len(training.parameters)), key=lambda index: training.parameters[index].tensor.numel()
         )
         self._probe: tuple[dict[int, Tensor], Tensor | float] | None = None
-        self._rows: Tensor | None = None
+        self._is_on_host = training.device.type == "cpu"
+        self._rows = torch.empty((NUM_PROBES, len(STATISTICS)), dtype=torch.float64, device="cpu")
+        self._rows_on_host = self._rows.numpy()
         self._ratio: Tensor | float | None = None
         self._was_eval = False
         self._series: dict[tuple[str, str], int] = {}
 
-    def at_backward_end(self) -> None:
+    def at_backward_end(self, gradients: Sequence[Tensor | None], series: Sequence[int] = ()) -> None:
         """Compute the norm of a few small gradients (the probe) before the script may clip.
 
         The last call in a step counts.
+
+        Args:
+            gradients: By parameter its reduced gradient.
+            series: By parameter the series of its gradient, where all were read just now: then their rows tell.
         """
-        if not self._training.reads_at_entry:
-            found = self._find(self._by_size)
-            self._probe = (found, self._norm(found)) if found else None
+        found = self._find(self._by_size, gradients)
+        read = self._collector.norm([series[i] for i in found]) if series and self._is_on_host else None
+        self._probe = (found, self._norm(found) if read is None else read) if found else None
 
     def at_entry(self, *, is_scaled: bool) -> None:
         """Compute that norm again at the entry of the optimizer step, to measure by what factor the script has clipped.
@@ -70,7 +77,8 @@ class StepValues:
         if self._probe is not None and not is_scaled:
             found, before = self._probe
             gradients = self._training.reduced_gradients()
-            now = found if all(gradients[i] is each for i, each in found.items()) else self._find([*found])
+            is_same = all(gradients[i] is each for i, each in found.items())
+            now = found if is_same else self._find([*found], gradients)
             if now.keys() == found.keys():
                 self._ratio = _quotient(self._norm(now), before)
         self._probe = None
@@ -92,9 +100,9 @@ class StepValues:
         """Drop the probe of a step that was abandoned."""
         self._probe = self._ratio = None
 
-    def _find(self, indices: Sequence[int]) -> dict[int, Tensor]:
-        """Return, by index, the gradients of the first few of `indices` that have one on the model's device."""
-        gradients, device = self._training.reduced_gradients(), self._training.device
+    def _find(self, indices: Sequence[int], gradients: Sequence[Tensor | None]) -> dict[int, Tensor]:
+        """Return, by index, those of the first few of `indices` that have a gradient on the model's device."""
+        device = self._training.device
         found: dict[int, Tensor] = {}
         for index in indices:
             gradient = gradients[index]
@@ -106,14 +114,12 @@ class StepValues:
 
     def _norm(self, found: dict[int, Tensor]) -> Tensor | float:
         """Return the norm of all these gradients together; a number where they are on the host."""
-        device = self._training.device
-        if device.type == "cpu":
-            if self._rows is None:
-                self._rows = torch.empty((NUM_PROBES, len(STATISTICS)), dtype=torch.float64)
-            write(tuple(found.values()), self._rows, 0)
-            return _norm_on_host(self._rows.numpy()[: len(found)].tolist())
-        rows = torch.empty((len(found), len(STATISTICS)), dtype=torch.float64, device=device)
-        write(tuple(found.values()), rows, 0)
+        tensors = [*found.values()]
+        if self._is_on_host:
+            write(tensors, self._rows, 0)
+            return host_rows.norm(self._rows_on_host, range(len(tensors)))
+        rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=self._training.device)
+        write(tensors, rows, 0)
         square, nans = rows[:, _SQUARES].sum(), rows[:, _NANS].sum()
         return torch.where(nans > 0, torch.nan, square).sqrt()
 
@@ -131,14 +137,6 @@ class StepValues:
 
 def _is_readable(gradient: Tensor, device: torch.device) -> bool:
     return gradient.numel() > 0 and gradient.layout is torch.strided and gradient.device == device
-
-
-def _norm_on_host(rows: Sequence[Sequence[float]]) -> float:
-    """Return the norm of tensors with these moments, NaN if there is a NaN in them."""
-    square = 0.0
-    for row in rows:
-        square += math.nan if row[_NANS] else row[_SQUARES]
-    return math.sqrt(square)
 
 
 def _quotient(now: Tensor | float, before: Tensor | float) -> Tensor | float:

@@ -301,7 +301,10 @@ class Training(abc.ABC):
 
     def loss_of(self, output: Any) -> Tensor | None:
         """Return the loss in what the root returned: a scalar, or its `loss`; None if there is none."""
-        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if type(output) is Tensor:  # the usual case: to find that it has no `loss` takes 4 µs
+            found: Any = output
+        else:
+            found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         return found if isinstance(found, Tensor) and found.numel() == 1 and found.is_floating_point() else None
 
     def learning_rates(self) -> list[float | Tensor]:
@@ -309,7 +312,9 @@ class Training(abc.ABC):
 
         A group whose `lr` is neither, as optimizers with a rate of their own making have, is left out.
         """
-        rates = (group.get("lr") for group in self.optimizer.param_groups)
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        if all(type(rate) is float for rate in rates):  # the usual case: to ask for a `Real` takes a while
+            return rates
         return [rate if isinstance(rate, Tensor) else float(rate) for rate in rates if isinstance(rate, Tensor | Real)]
 
 

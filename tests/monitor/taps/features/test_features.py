@@ -448,7 +448,7 @@ def test_nothing_that_is_taken_of_a_step_asks_for_a_value_on_the_host(model):
         with NoWaiting():
             y = model["fc"](model["heads"](batch(2, 7, 16)))
             (y.square().mean() + model["gate"](y.flatten(0, 1))[0].mean()).backward()
-            values.at_backward_end()
+            values.at_backward_end(training.reduced_gradients())
             values.at_entry(is_scaled=False)
             states.take_direction()
         training.optimizer.step()

@@ -1,0 +1,64 @@
+"""Rows on the host, with the compiled library and without, against numpy in float64."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.statistics.numpy_moments import numpy_moments
+from trainermon.statistics.rows import host_rows
+from trainermon.statistics.rows.host_rows import RowPlaces, any_nonfinite, columns, norm
+
+NANS, INFS = 6, 7
+SCALARS = (0.0, -0.0, 2.5, -3.0, math.inf, -math.inf, math.nan, 1e150, 1e-150)
+
+
+@pytest.fixture(params=["compiled", "numpy"], autouse=True)
+def _library(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(host_rows, "_library", lambda: None)
+    else:
+        assert host_rows._library() is not None
+
+
+def table(num_rows=7):
+    """Return rows of moments, each number another one."""
+    return np.random.default_rng(0).normal(size=(num_rows, 8))
+
+
+def test_columns_are_the_rows_in_the_order_of_their_places_and_then_those_of_the_numbers():
+    rows, places = table(), [3, 0, 0, 6]
+
+    found = columns(rows, RowPlaces.of(places), SCALARS)
+
+    expected = [*(rows[place] for place in places), *(numpy_moments(np.array([number])) for number in SCALARS)]
+    assert found.shape == (8, len(places) + len(SCALARS))
+    np.testing.assert_array_equal(found.T, expected)
+
+
+@pytest.mark.parametrize("scalars", [(), (1.5,)])
+def test_columns_of_no_rows(scalars):
+    found = columns(table(), RowPlaces.of(()), scalars)
+
+    np.testing.assert_array_equal(
+        found.T, [numpy_moments(np.array([number])) for number in scalars] or np.empty((0, 8))
+    )
+
+
+@pytest.mark.parametrize("column", [NANS, INFS])
+def test_a_count_of_what_is_not_finite_is_seen_in_the_rows_that_are_asked_for(column):
+    rows = np.ones((5, 8))
+    rows[:, [NANS, INFS]] = 0
+    rows[2, column] = 1
+
+    assert [any_nonfinite(rows, first, 2) for first in range(4)] == [False, True, True, False]
+    assert not any_nonfinite(rows, 2, 0)
+
+
+def test_the_norm_is_that_of_all_elements_together_and_nan_where_there_is_one():
+    arrays = [np.random.default_rng(number).normal(size=number + 2) for number in range(3)]
+    rows = np.array([numpy_moments(each) for each in [*arrays, np.array([1.0, math.nan])]])
+
+    assert norm(rows, (2, 0)) == pytest.approx(np.linalg.norm(np.concatenate([arrays[2], arrays[0]])), rel=1e-15)
+    assert math.isnan(norm(rows, (0, 3)))
+    assert norm(rows, ()) == 0.0

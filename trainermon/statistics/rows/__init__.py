@@ -1,0 +1,1 @@
+"""What is asked of rows of moments in the host's memory at every step."""
