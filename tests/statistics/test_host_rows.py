@@ -7,7 +7,7 @@ import pytest
 
 from tests.statistics.numpy_moments import numpy_moments
 from trainermon.statistics.rows import host_rows
-from trainermon.statistics.rows.host_rows import RowPlaces, any_nonfinite, columns, norm
+from trainermon.statistics.rows.host_rows import Columns, address_of, any_nonfinite, norm
 
 NANS, INFS = 6, 7
 SCALARS = (0.0, -0.0, 2.5, -3.0, math.inf, -math.inf, math.nan, 1e150, 1e-150)
@@ -27,22 +27,25 @@ def table(num_rows=7):
 
 
 def test_columns_are_the_rows_in_the_order_of_their_places_and_then_those_of_the_numbers():
-    rows, places = table(), [3, 0, 0, 6]
+    places, columns = [3, 0, 0, 6], Columns([3, 0, 0, 6], len(SCALARS))
+    for step, scalars in enumerate([SCALARS, SCALARS[::-1]]):
+        rows = table() + step
 
-    found = columns(rows, RowPlaces.of(places), SCALARS)
+        columns.write(rows, address_of(rows), scalars)
 
-    expected = [*(rows[place] for place in places), *(numpy_moments(np.array([number])) for number in SCALARS)]
-    assert found.shape == (8, len(places) + len(SCALARS))
-    np.testing.assert_array_equal(found.T, expected)
+        expected = [*(rows[place] for place in places), *(numpy_moments(np.array([number])) for number in scalars)]
+        assert columns.values.shape == (8, len(places) + len(SCALARS))
+        np.testing.assert_array_equal(columns.values.T, expected)
 
 
 @pytest.mark.parametrize("scalars", [(), (1.5,)])
 def test_columns_of_no_rows(scalars):
-    found = columns(table(), RowPlaces.of(()), scalars)
+    columns = Columns((), len(scalars))
 
-    np.testing.assert_array_equal(
-        found.T, [numpy_moments(np.array([number])) for number in scalars] or np.empty((0, 8))
-    )
+    columns.write(table(), address_of(table()), scalars)
+
+    expected = [numpy_moments(np.array([number])) for number in scalars] or np.empty((0, 8))
+    np.testing.assert_array_equal(columns.values.T, expected)
 
 
 @pytest.mark.parametrize("column", [NANS, INFS])
@@ -51,8 +54,8 @@ def test_a_count_of_what_is_not_finite_is_seen_in_the_rows_that_are_asked_for(co
     rows[:, [NANS, INFS]] = 0
     rows[2, column] = 1
 
-    assert [any_nonfinite(rows, first, 2) for first in range(4)] == [False, True, True, False]
-    assert not any_nonfinite(rows, 2, 0)
+    assert [any_nonfinite(rows, address_of(rows), first, 2) for first in range(4)] == [False, True, True, False]
+    assert not any_nonfinite(rows, address_of(rows), 2, 0)
 
 
 def test_the_norm_is_that_of_all_elements_together_and_nan_where_there_is_one():

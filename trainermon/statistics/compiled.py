@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,8 +88,9 @@ class _MomentsKernel:
         kinds = [*map(_KIND_OF.get, lies[2])]
         if None in kinds or not (are_plain(tensors) and all(map(_is_cpu, tensors))):
             return None
-        fields = itertools.chain.from_iterable(zip(lies[0], lies[1], kinds, strict=True))
-        packed = pack(fields, len(tensors))  # type: ignore[arg-type]  # no None is among the kinds
+        fields: list[Any] = [0] * (3 * len(tensors))
+        fields[::3], fields[1::3], fields[2::3] = lies[0], lies[1], kinds
+        packed = pack(fields, len(tensors))
         if len(self._packed) >= _LISTS_KEPT:
             self._packed.clear()
         self._packed[lies[0][0]] = lies, packed

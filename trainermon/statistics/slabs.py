@@ -21,7 +21,7 @@ from trainermon.statistics import histograms
 from trainermon.statistics.kernel import write
 from trainermon.statistics.merge import NUM_STATISTICS
 from trainermon.statistics.rows import host_rows
-from trainermon.statistics.rows.host_rows import RowPlaces, Rows
+from trainermon.statistics.rows.host_rows import Columns, Rows
 
 logger = logging.getLogger("trainermon")
 
@@ -94,7 +94,7 @@ class Slab:
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation, two if one does."""
         first, last = min(rows), max(rows)  # few other rows are among these
-        if self._copy is None and not host_rows.any_nonfinite(self._host, first, last + 1 - first, self._address):
+        if self._copy is None and not host_rows.any_nonfinite(self._host, self._address, first, last + 1 - first):
             return False
         counts = self._seen()[:, NUM_STATISTICS - 2 :]
         return bool(counts[first : last + 1].any()) and bool(counts[list(rows)].any())
@@ -118,9 +118,9 @@ class Slab:
         """Return the norm of the tensors of rows taken earlier, all together; NaN if there is one in them. CPU only."""
         return host_rows.norm(self._host, rows)
 
-    def columns(self, places: RowPlaces, scalars: Collection[float]) -> Rows:
-        """Return rows of a ready slab as columns, and after them those of single numbers; see `host_rows.columns`."""
-        return host_rows.columns(self._host, places, scalars, self._address)
+    def write_columns(self, columns: Columns, scalars: Collection[float]) -> None:
+        """Write rows of a ready slab, and single numbers, into `columns`."""
+        columns.write(self._host, self._address, scalars)
 
     def rows(self) -> Rows:
         """Return the rows of a ready slab, float64 `[num_rows, 8]` in host memory, valid until it is released."""

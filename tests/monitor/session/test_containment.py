@@ -118,7 +118,7 @@ def test_watched_run_is_bit_identical_and_nothing_is_left_behind(places, dtype):
 
 BORDERS = [
     (Slab, "take"),
-    (Slab, "columns"),
+    (Slab, "write_columns"),
     (Slab, "any_nonfinite"),
     (SlabRing, "begin"),
     (SlabRing, "ready"),

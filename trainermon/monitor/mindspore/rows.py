@@ -11,7 +11,7 @@ from mindspore import Tensor
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.mindspore.moments import MomentsOfTensors, Rows
 from trainermon.statistics.rows import host_rows
-from trainermon.statistics.rows.host_rows import RowPlaces
+from trainermon.statistics.rows.host_rows import Columns
 
 _NUM_STATISTICS = len(STATISTICS)
 _SUM_SQ = STATISTICS.index("sum_sq")
@@ -75,9 +75,9 @@ class HostSlab:
         """Whether one of `rows` has a finite element that is not zero."""
         return bool(self._table[list(rows)][:, _SUM_SQ].any())
 
-    def columns(self, places: RowPlaces, scalars: Collection[float]) -> Rows:
-        """Return rows as columns, and after them those of single numbers; see `host_rows.columns`."""
-        return host_rows.columns(self._table, places, scalars)
+    def write_columns(self, columns: Columns, scalars: Collection[float]) -> None:
+        """Write rows, and single numbers, into `columns`."""
+        columns.write(self._table, host_rows.address_of(self._table), scalars)
 
     def rows(self) -> Rows:
         """Return the rows, float64 `[num_rows, 8]`; they are valid until the slab is used for another step."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
 from trainermon.core.values import BlockHistograms, Placement, SeriesKey, StatBlock
-from trainermon.statistics.rows.host_rows import RowPlaces, Rows
+from trainermon.statistics.rows.host_rows import Columns
 
 T = TypeVar("T")
 
@@ -58,8 +58,8 @@ class RowSlab(Protocol):
     def any_nonzero(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` has a finite element that is not zero."""
 
-    def columns(self, places: RowPlaces, scalars: Collection[float]) -> Rows:
-        """Return rows on the host as columns, and after them those of single numbers; see `host_rows.columns`."""
+    def write_columns(self, columns: Columns, scalars: Collection[float]) -> None:
+        """Write rows on the host, and single numbers, into `columns`."""
 
     def histograms(self) -> tuple[Mapping[int, int], Any]:
         """Return by row the place of its histogram, and these on the host."""
@@ -145,7 +145,7 @@ class RowCollector:
         table: Which series there are.
         refused: Tensors that were not read because a CUDA graph was being captured; the log and the journal say so
             once. What is read then would be read at every replay of the graph.
-        latest: The newest step that was written.
+        latest: The newest step that was written; its values are there until the next one is.
         histograms: Which series have a histogram on which steps; None: none on any.
     """
 
@@ -284,13 +284,16 @@ class RowCollector:
 
     def any_nonfinite(self, series: Iterable[int]) -> bool:
         """Return whether a row of `series` taken in this step holds a NaN or an Inf. Waits for the device."""
-        rows = [self._rows[number] for number in series if number in self._rows]
+        rows = self._rows_of(series)
         return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
 
     def any_nonzero(self, series: Iterable[int]) -> bool:
         """Return whether a row of `series` in this step has a finite element that is not zero. Waits for the device."""
-        rows = [self._rows[number] for number in series if number in self._rows]
+        rows = self._rows_of(series)
         return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
+
+    def _rows_of(self, series: Iterable[int]) -> list[int]:
+        return [row for row in map(self._rows.get, series) if row is not None]
 
     @property
     def has_ended(self) -> bool:
@@ -337,7 +340,7 @@ class RowCollector:
             self._ring.put_back(slab)
 
     def flushed(self) -> StatBlock | None:
-        """Return the rows of the newest step that has ended; None if there is none. Waits for the device."""
+        """Return the rows of the newest step that has ended, see `latest`; None: there is none. Waits for a device."""
         self.seal_ended()
         self.write_ready(wait=True)
         return self.latest
@@ -377,13 +380,13 @@ class _BlockLayout:
 
     def __init__(self) -> None:
         self._known: tuple[list[int], list[int]] = ([], [])
-        self._found = np.zeros(0, np.uint32), RowPlaces.of(())
+        self._found = np.zeros(0, np.uint32), Columns()
 
-    def of(self, rows: dict[int, int], scalars: dict[int, float]) -> tuple[NDArray[np.uint32], RowPlaces]:
-        """Return the ids of all series, and the places of `rows`; nobody may write to them."""
+    def of(self, rows: dict[int, int], scalars: dict[int, float]) -> tuple[NDArray[np.uint32], Columns]:
+        """Return the ids of all series, which nobody may write to, and what their columns are written into."""
         known = [*rows, *scalars], [*rows.values()]
         if known != self._known:
-            self._known, self._found = known, (np.array(known[0], np.uint32), RowPlaces.of(known[1]))
+            self._known, self._found = known, (np.array(known[0], np.uint32), Columns(known[1], len(scalars)))
         return self._found
 
 
@@ -394,10 +397,10 @@ def _block(
     choice: HistogramChoice | None,
     layout: _BlockLayout,
 ) -> StatBlock:
-    series, places = layout.of(rows, scalars)
-    values = slab.columns(places, scalars.values())
+    series, columns = layout.of(rows, scalars)
+    slab.write_columns(columns, scalars.values())
     histograms = None if choice is None else _histograms(slab, rows, choice)
-    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=values, histograms=histograms)
+    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=columns.values, histograms=histograms)
 
 
 def _histograms(slab: RowSlab, rows: dict[int, int], choice: HistogramChoice) -> BlockHistograms | None:

@@ -22,16 +22,24 @@ static void write_scalar(double value, double *column, int64_t stride)
     column[INFS * stride] = !is_finite && !is_nan;
 }
 
-/* Write the rows at `places`, and after them those of single numbers, as the columns of `out`, a table of eight lines. */
-void trainermon_columns(const double *rows, const int64_t *places, int64_t num_places, const double *scalars,
-                        int64_t num_scalars, double *out)
+/* Where columns are written: filled once, as each argument of a call costs the caller more than what is done with it. */
+struct columns {
+    const int64_t *places;
+    int64_t num_places;
+    const double *scalars;
+    int64_t num_scalars;
+    double *out; /* eight lines */
+};
+
+/* Write the rows at some places as columns, and after them those of single numbers. */
+void trainermon_write_columns(const double *rows, const struct columns *to)
 {
-    int64_t width = num_places + num_scalars;
-    for (int64_t i = 0; i < num_places; i++)
+    int64_t width = to->num_places + to->num_scalars;
+    for (int64_t i = 0; i < to->num_places; i++)
         for (int k = 0; k < NUM_STATISTICS; k++)
-            out[k * width + i] = rows[places[i] * NUM_STATISTICS + k];
-    for (int64_t i = 0; i < num_scalars; i++)
-        write_scalar(scalars[i], out + num_places + i, width);
+            to->out[k * width + i] = rows[to->places[i] * NUM_STATISTICS + k];
+    for (int64_t i = 0; i < to->num_scalars; i++)
+        write_scalar(to->scalars[i], to->out + to->num_places + i, width);
 }
 
 /* Whether one of `num_rows` rows counts a NaN or an infinity. */
