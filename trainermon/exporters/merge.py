@@ -131,6 +131,7 @@ class MergedRows(NamedTuple):
         are_distinct: Whether no two go to the same row.
         gradients: The rows of gradients, and the weights of their squares.
         counted: Those of them that count in the global norm, with their weights.
+        all_count: Whether those are all gradients.
         scalars: By name of a number of the step, its rows.
     """
 
@@ -140,6 +141,7 @@ class MergedRows(NamedTuple):
     are_distinct: bool
     gradients: tuple[Indices, Floats]
     counted: tuple[Indices, Floats]
+    all_count: bool
     scalars: tuple[tuple[str, Indices], ...]
 
     @classmethod
@@ -155,6 +157,7 @@ class MergedRows(NamedTuple):
             are_distinct=len(np.unique(rows[shown])) == len(shown),
             gradients=(gradients, weights[gradients]),
             counted=(counted, weights[counted]),
+            all_count=len(counted) == len(gradients),
             scalars=tuple(
                 (_NAMES[number], np.flatnonzero(scalars == number)) for number in np.unique(scalars[scalars >= 0])
             ),
@@ -235,6 +238,11 @@ class OpenStep:
         self._merge(rows, values[:, rows.sources])
         self.ranks[table.header.coordinates.rank] = _rank_step(rows, values, block.time_s)
 
+    @property
+    def quantities(self) -> set[str]:
+        """The quantities that `by_rank` knows of any rank."""
+        return {"lag"}.union(*(rank.scalars for rank in self.ranks.values()))
+
     def by_rank(self, quantity: str, rows: Mapping[int, int]) -> Floats:
         """Return one quantity of every rank as an array, NaN where a rank has not reached the step.
 
@@ -251,7 +259,7 @@ class OpenStep:
         ranks = self.ranks.values()
         shares = _present(rank.share for rank in ranks)
         norms = _present(rank.scalars["grad_norm"] for rank in ranks)
-        names = {name for rank in ranks for name in rank.scalars}
+        names = self.quantities
         told = {name: self._over_ranks(name) for name in SCALARS if name in names and name not in (STEP_TIME, WAIT)}
         told.setdefault(LOSS_SERIES, math.nan)
         return StepSummary(
@@ -273,16 +281,19 @@ class OpenStep:
         missing = rows.num_targets - self.moments.shape[1]
         if missing > 0:
             self.moments = np.concatenate([self.moments, np.repeat(_NEUTRAL, missing, axis=1)], axis=1)
-        for merge, target, source in zip(_MERGE, self.moments, values, strict=True):
-            if rows.are_distinct:
-                target[rows.targets] = merge(target[rows.targets], source)
-            else:
-                merge.at(target, np.arange(len(target))[rows.targets], source)
+        into, at = self.moments, rows.targets
+        if rows.are_distinct:
+            into[_COUNT, at] += values[_COUNT]
+            into[_MIN, at] = np.minimum(into[_MIN, at], values[_MIN])
+            into[_MAX, at] = np.maximum(into[_MAX, at], values[_MAX])
+            into[_SUM:, at] += values[_SUM:]
+        else:
+            indices = np.arange(into.shape[1])[at]
+            for statistic, target in enumerate(into):
+                _MERGE.get(statistic, np.add).at(target, indices, values[statistic])
 
 
-_MERGE: list[np.ufunc] = [
-    {_MIN: np.minimum, _MAX: np.maximum}.get(statistic, np.add) for statistic in range(len(STATISTICS))
-]
+_MERGE: Mapping[int, np.ufunc] = MappingProxyType({_MIN: np.minimum, _MAX: np.maximum})  # all others are added
 
 
 def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[SeriesKey, int], int]) -> MergeTable:
@@ -340,8 +351,10 @@ def _weight(key: SeriesKey, placement: Placement | None) -> float:
 
 def _rank_step(rows: MergedRows, values: Floats, time_s: float) -> RankStep:
     found = {name: _scalar(values[:, own].T.tolist(), SCALARS[name]) for name, own in rows.scalars}
-    found["grad_norm"] = math.sqrt(_sum_sq(values, *rows.gradients))
-    return RankStep(time_s=time_s, share=_sum_sq(values, *rows.counted), scalars=found)
+    whole = _sum_sq(values, *rows.gradients)
+    found["grad_norm"] = math.sqrt(whole)
+    share = whole if rows.all_count else _sum_sq(values, *rows.counted)
+    return RankStep(time_s=time_s, share=share, scalars=found)
 
 
 def _sum_sq(moments: Floats, rows: Indices, weights: Floats) -> float:

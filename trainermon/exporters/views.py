@@ -292,8 +292,10 @@ class RunHistory:
 
     def _close_step(self, step: int, now: OpenStep) -> None:
         self._heat.put(step, now)
+        told = now.quantities
         for quantity, grid in self._ranks.items():
-            grid.put(step, now.by_rank(quantity, self._rank_rows))
+            if quantity in told:
+                grid.put(step, now.by_rank(quantity, self._rank_rows))
         summary = now.summary(step)
         self._lines.put(step, _line_values(summary))
         if step > self._summarised:
