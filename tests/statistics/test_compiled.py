@@ -14,7 +14,8 @@ import torch
 from tests.statistics.conftest import rows_by
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill
-from trainermon.statistics import compiled, native
+from trainermon.core.native import library
+from trainermon.statistics import compiled
 from trainermon.statistics.native import NativeMoments
 
 NEEDED_FLAGS = {"x86-64": set(), "x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq"}}
@@ -25,7 +26,7 @@ ITEM = 65_536  # as in moments.c: one thread reads these after each other
 @pytest.fixture
 def without_library(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAINERMON_KERNEL", raising=False)
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.statistics.native import library
+from trainermon.core.native.library import library
 
 Words = npt.NDArray[np.uint64]
 

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainermon.core.native.library import library
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.layout import no_memory, plain, runs
-from trainermon.statistics.native import library
 
 MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, and far from the squares of 32-bit integers: 2^64 over the golden ratio, as an int64."""

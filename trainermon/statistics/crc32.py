@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainermon.core.native.library import library
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.kernel import moments
-from trainermon.statistics.native import library
 
 _FLOAT32 = 0  # as in KINDS of moments.c
 

@@ -1,4 +1,4 @@
-"""The compiled library of the package: where it is, and how it reads elements by their address; without torch.
+"""How the compiled library reads elements by their address; without torch.
 
 No tensor of any framework is known here.
 """
@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
-import logging
-import os
 import struct
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.core.native.library import library
 from trainermon.core.values import STATISTICS
-
-_logger = logging.getLogger(__name__)
 
 KINDS = MappingProxyType(
     {
@@ -53,24 +48,6 @@ PARALLEL = 1 << 22
 _BFLOAT16 = KINDS["bfloat16"]
 _NAMES = {kind: name for name, kind in KINDS.items() if name != "bool"}
 _CHUNK = 65536  # elements that numpy widens to float64 at a time
-
-
-def library() -> ctypes.CDLL | None:
-    """Return the compiled C library of the package; None if it is missing or switched off.
-
-    It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
-    `torch`.
-
-    Raises:
-        ValueError: TRAINERMON_KERNEL is neither `c`, `torch` nor unset, or is `c` while there is no library.
-    """
-    wanted = os.environ.get("TRAINERMON_KERNEL", "")
-    if wanted not in ("", "c", "torch"):
-        raise ValueError(f"TRAINERMON_KERNEL is {wanted!r}, expected 'c', 'torch' or nothing")
-    found = None if wanted == "torch" else _open_library()
-    if found is None and wanted == "c":
-        raise ValueError("TRAINERMON_KERNEL is 'c', but the library was not built: install a C compiler and reinstall")
-    return found
 
 
 class NativeMoments:
@@ -119,18 +96,6 @@ def write_by_numpy(tensors: Iterable[Lies], out: npt.NDArray[np.float64]) -> int
             return 1 + number
         out[number] = _row_by_numpy(address, count, kind)
     return 0
-
-
-def _open_library() -> ctypes.CDLL | None:
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_moments{suffix}")
-        if path.exists():
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError as error:  # built for another machine or C library
-                _logger.warning("the compiled kernels are done without: cannot load %s: %s", path, error)
-                return None
-    return None
 
 
 def _row_by_numpy(address: int, count: int, kind: int) -> npt.NDArray[np.float64]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.statistics.native import library
+from trainermon.core.native.library import library
 
 KINDS = ("float32", "bfloat16", "float16", "float64")
 """The dtypes that the library reads, in the order of pairs.c; any two can be mixed."""

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainermon.core.native.library import library
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.kernel import moments
 from trainermon.statistics.layout import no_memory, plain
-from trainermon.statistics.native import library
 
 WORD_BITS = 64
 # In the order of KINDS in signs.c.

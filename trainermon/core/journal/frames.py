@@ -16,6 +16,7 @@ from typing import Any
 from trainermon.core import events
 from trainermon.core.errors import JournalError
 from trainermon.core.events import RankEvent
+from trainermon.core.native.checksum import crc32
 from trainermon.core.values import (
     NUM_BINS,
     STATISTICS,
@@ -172,7 +173,7 @@ def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> tupl
     """
     crc = length = 0
     for buffer in payload:
-        crc = zlib.crc32(buffer, crc)
+        crc = crc32(buffer, crc)
         length += memoryview(buffer).nbytes
     head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, length, crc, 0)
     return [head + _HEAD_CRC.pack(zlib.crc32(head)), *payload], HEAD_BYTES + length

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 
 from trainermon.core.errors import JournalError
 from trainermon.core.journal.frames import FORMAT_VERSION, HEAD_BYTES, MAGIC, FrameHead, decode_head
+from trainermon.core.native.checksum import crc32
 
 
 class FrameFile:
@@ -50,9 +50,9 @@ class FrameFile:
             head = decode_head(head_bytes)
             if head is not None:
                 self._check_version(head, position)
-                payload = self._load(position + HEAD_BYTES, head.length)
-                if len(payload) == head.length and zlib.crc32(payload) == head.crc:
-                    return position, head, bytes(payload)
+                payload = bytes(self._load(position + HEAD_BYTES, head.length))
+                if len(payload) == head.length and crc32(payload) == head.crc:
+                    return position, head, payload
             # Looking further would be wrong here: by then the frame may be whole, and others behind it.
             if not finished and (len(head_bytes) < HEAD_BYTES or (head is not None and len(payload) < head.length)):
                 return None

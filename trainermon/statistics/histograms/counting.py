@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trainermon.core.native.library import library
 from trainermon.core.values import ZERO_BIN
 from trainermon.statistics.histograms import torch_counts
 from trainermon.statistics.layout import no_memory, plain, runs
-from trainermon.statistics.native import KINDS, library, pack
+from trainermon.statistics.native import KINDS, pack
 
 logger = logging.getLogger("trainermon")
 

@@ -8,7 +8,7 @@ import io
 import mmap
 from typing import Any, NamedTuple
 
-from trainermon.statistics.native import library
+from trainermon.core.native.library import library
 
 _READ_AHEAD = 1 << 17  # bytes
 

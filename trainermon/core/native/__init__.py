@@ -1,0 +1,1 @@
+"""The compiled library, for whatever needs no tensor of any framework."""
