@@ -138,7 +138,8 @@ class TapCollection:
     def new_step(self) -> None:
         """Release what belongs to the step that has ended."""
         self.gradients.new_step()
-        self._modules.new_step()
+        if self._config.xy_distribution:
+            self._modules.new_step()
         self._values.new_step()
         self._features.new_step()
         if self._collectives is not None:
@@ -146,11 +147,13 @@ class TapCollection:
 
     def forward_ended(self) -> None:
         """Release the activations that were read last."""
-        self._modules.forget_seen()
+        if self._config.xy_distribution:
+            self._modules.forget_seen()
 
     def backward_ended(self) -> None:
         """Read the gradients if they are final, and release what the backward used."""
-        self._modules.reset()
+        if self._config.xy_distribution:
+            self._modules.reset()
         training = self._context.training
         is_final = not training.reads_at_entry and self._context.steps.is_complete
         gradients = training.reduced_gradients() if is_final else None

@@ -110,6 +110,8 @@ class OrderedDumps:
 
     def prepare(self, step: int) -> None:
         """Start to capture `step` for every dump of it that was ordered."""
+        if not self._orders:
+            return
         self._orders = [order for order in self._orders if step < order.command.first_step + order.command.num_steps]
         due = [order for order in self._orders if order.command.action is Action.DUMP and order.covers(step)]
         for order in due[:MAX_AT_ONCE]:
@@ -121,6 +123,8 @@ class OrderedDumps:
 
     def finish_step(self) -> None:
         """End the dumps of this step, and write what was captured."""
+        if not self._open:
+            return
         finished, self._open = self._open, []
         for _, dump in finished:
             dump.capture.detach()

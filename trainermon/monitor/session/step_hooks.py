@@ -88,7 +88,7 @@ class _QuietEntry(ContainedCall):
 
     @never_compiled
     def __call__(self, *args: Any) -> Any:
-        return None if self._quiet.are_short else super().__call__(*args)
+        return None if self._quiet.are_short else ContainedCall.__call__(self, *args)
 
 
 class _QuietExit(_QuietEntry):
