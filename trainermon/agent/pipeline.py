@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 TURN_S = 0.05
 """Page, signals and the watch over ranks wait for the end of a turn."""
 
+ROUND_S = 0.1
+"""So long a step that some ranks have shown waits for the others before rules look at it."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
@@ -108,6 +111,7 @@ class RecordPipeline:
         self.follower = JournalFollower(spool, self._commits.positions)
         self._behind: JournalFollower | None = None
         self._next_seal_s = clock() + flush_s
+        self._round_end_s = clock() + ROUND_S
         self._waiting: list[tuple[dict[int, JournalPosition], Future[None]]] = []
 
     @property
@@ -155,6 +159,7 @@ class RecordPipeline:
         num_records = self._follow(self._clock() + (TURN_S if self._behind is None else TURN_S / 2))
         self._catch_up(self._clock() + TURN_S / 2)
         if not self._commits.is_pending and self._is_due():
+            self._consumers.end_round()  # whoever goes on from the commit does not see these records again
             self._commits.begin(self._stored_from.positions)
             self._next_seal_s = self._clock() + self._flush_s
         self._complete_flushes()
@@ -190,8 +195,15 @@ class RecordPipeline:
                 self._gather(extended)
             if self._clock() >= deadline_s:
                 break
-        self._consumers.end_round()
+        self._settle_round(has_news=num_records > 0)
         return num_records
+
+    def _settle_round(self, *, has_news: bool) -> None:
+        """End the round unless more of it is likely to come soon: ranks end a step some milliseconds apart."""
+        now_s = self._clock()
+        if not has_news or now_s >= self._round_end_s:
+            self._consumers.end_round()
+            self._round_end_s = now_s + ROUND_S
 
     def _catch_up(self, deadline_s: float) -> None:
         """Take into the store what it is behind, as far as there is room and time."""
