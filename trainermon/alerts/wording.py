@@ -105,9 +105,9 @@ def _sentence(rule: AlertRule, state: AlertState, concern: AlertConcern, moment:
         "usual": f"{usual:.4g}",
         "times": f"{value / usual:.3g}" if usual else "inf",
         "score": f"{peaks.score[worst]:.1f}",
-        "nans": f"{peaks.nans[worst]:.0f}",
-        "infs": f"{peaks.infs[worst]:.0f}",
-        "count": f"{peaks.count[worst]:.0f}",
+        "nans": f"{peaks.nans[worst]:,.0f}",
+        "infs": f"{peaks.infs[worst]:,.0f}",
+        "count": f"{peaks.count[worst]:,.0f}",
         "for": moment.step - concern.first_step + 1,
     }
     if state is not AlertState.RESOLVED:

@@ -48,6 +48,13 @@ def test_a_parameter_that_differed_before_is_where_it_came_in(tmp_path):
     assert found.differs
 
 
+def test_a_parameter_that_was_nan_before_is_said_to_be(tmp_path):
+    found = compared(tmp_path, linear(weight=float("nan"), result=float("nan")), linear())
+
+    words = "the parameter is NaN or Inf on one side only before that call, and no call before it made that"
+    assert found.headline == f"The first difference came in with {LINEAR}.parameters.weight: {words}."
+
+
 def layers(*weights):
     """Return three linear layers, one behind the other, of weights that scale what they are given."""
     values = [1.0, *itertools.accumulate(weights, operator.mul)]

@@ -212,17 +212,25 @@ def _described(call: CallResult) -> str:
         return "a value is NaN or Inf on one side only"
     if not math.isfinite(call.output_error):
         return "its results differ in their bits, its inputs do not"
-    given = f"its inputs by {call.input_error:.2g}" if call.input_error else "its inputs not at all"
-    return f"its results differ by {call.output_error:.2g} of their size, {given}"
+    return f"its results differ by {call.output_error:.2g} of their size, its inputs {_by(call.input_error)}"
+
+
+def _by(error: float) -> str:
+    """Return by how much something differs, as it follows on `differs` or what differs."""
+    if math.isnan(error):
+        return "in NaN or Inf"
+    if not math.isfinite(error):
+        return "in their bits"
+    return f"by {error:.2g}" if error else "not at all"
 
 
 def _gave(call: CallResult) -> str:
-    given = f"its own inputs by {call.input_error:.2g}" if call.input_error else "its own inputs not at all"
+    given = f"its own inputs {_by(call.input_error)}"
     if math.isfinite(call.output_error):
         return f"what it gave to {call.given_to} differs by {call.output_error:.2g} of its size, {given}"
     if math.isnan(call.output_error):
         return f"what it gave to {call.given_to} is NaN or Inf on one side only"
-    own = f"its own inputs differ by {call.input_error:.2g}" if call.input_error else "its own inputs do not differ"
+    own = f"its own inputs differ {_by(call.input_error)}" if call.input_error else "its own inputs do not differ"
     return f"what it gave to {call.given_to} is not the same (an argument, a type, a shape or bits), {own}"
 
 
@@ -230,6 +238,8 @@ def _came_in(call: CallResult) -> str:
     row = next(row for row in call.rows if row.target and row.target.place == call.origin)
     what = "the parameter" if row.target and row.target.state == PARAMETERS else "the input"
     size = row.difference.relative
+    if size is not None and math.isnan(size):
+        return f"{what} is NaN or Inf on one side only before that call, and no call before it made that"
     by = "" if size is None or math.isinf(size) else f" by {size:.2g} of its size"
     return f"{what} differs{by} before that call, and no call before it made that"
 
