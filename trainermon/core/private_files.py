@@ -44,6 +44,9 @@ def make_private_folder(folder: Path, *, tries: int = 10) -> None:
     Raises:
         OSError: It cannot be made.
     """
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # mostly the folder alone is missing
+        folder.mkdir(mode=0o700)
+        return
     try:
         for parent in (*reversed(folder.parents), folder):
             if not parent.is_dir():

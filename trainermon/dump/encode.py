@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
+from trainermon.statistics.layout import PLAIN_TYPES
 
 _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
 
@@ -45,15 +46,14 @@ def tensor_form(tensor: Tensor) -> TensorForm:
 
     Of one that does not lie in memory in the order of its dimensions the strides are in it, too.
     """
-    if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
-        extras = {
-            "device_mesh": tensor.device_mesh.mesh.tolist(),
-            "placements": [_placement(placement) for placement in tensor.placements],
-        }
-        return TensorForm(form_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad), None, extras)
+    if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
+        form = TensorForm(form_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
+        form.add("device_mesh", tensor.device_mesh.mesh.tolist())
+        form.add("placements", [_placement(placement) for placement in tensor.placements])
+        return form
     form = TensorForm(form_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
     if tensor.layout is torch.strided and not tensor.is_contiguous():
-        form.extras["stride"] = list(tensor.stride())
+        form.add("stride", list(tensor.stride()))
     return form
 
 

@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ _CONSTANTS = {None: "null", True: "true", False: "false"}
 MAX_ITEMS = 1024
 MAX_DEPTH = 16
 NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
+_FRACTIONS = '"Max": %r, "Min": %r, "Mean": %r, "Norm": %r, "nans": %d, "infs": %d, "zeros": %d'
 
 
 class JsonText(str):
@@ -65,25 +66,28 @@ class TensorForm:
     Attributes:
         head: JSON items of its type and shape: `"type": "torch.Tensor", "dtype": …`.
         reading: Its statistics; None: it was not to be read.
-        extras: Further JSON items by name, as a DTensor's placements.
+        more: Further JSON items, as a DTensor's placements; each begins with a comma. See `add`.
     """
 
     head: str
     reading: TensorReading | None = None
-    extras: dict[str, Any] = dataclasses.field(default_factory=dict)
+    more: str = ""
 
     @property
     def order(self) -> int:
         """The position of its reading in the sequence in which values became known; 0 without a reading."""
         return 0 if self.reading is None else self.reading.order
 
+    def add(self, name: str, value: Any) -> None:
+        """Add a JSON item to those that stand behind the statistics; `value` is as in `json_text`."""
+        self.more += f", {quoted(name)}: {json_text(value)}"
+
     def text(self) -> str:
-        """Return the tensor's JSON object as text: type, shape, statistics, order and extras."""
+        """Return the tensor's JSON object as text: type, shape, statistics, order and what was added."""
         reading = self.reading
-        text = NO_NUMBERS if reading is None else f'{reading.numbers}, "order": {reading.order}'
-        for name, value in self.extras.items():
-            text += f", {quoted(name)}: {json_text(value)}"
-        return f"{{{self.head}, {text}}}"
+        if reading is None:
+            return f"{{{self.head}, {NO_NUMBERS}{self.more}}}"
+        return f'{{{self.head}, {reading.numbers}, "order": {reading.order}{self.more}}}'
 
 
 class TensorLeaf(NamedTuple):
@@ -121,27 +125,30 @@ def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
 
 def json_text(value: Any) -> str:
     """Return the JSON text of an entry: of dicts, lists, scalars, `TensorForm`s, `JsonText`s."""
-    kind = type(value)
-    if kind is TensorForm:
-        text: str = value.text()
-        return text
-    if kind is dict:
-        return f"{{{', '.join([f'{quoted(name)}: {json_text(item)}' for name, item in value.items()])}}}"
-    if kind is JsonText:
-        return str(value)
-    if kind is list:
-        return f"[{', '.join([json_text(item) for item in value])}]"
-    return _scalar_text(kind, value)
+    return _text_of(type(value), json.dumps)(value)
 
 
-def _scalar_text(kind: type, value: Any) -> str:
-    if kind is str:
-        return quoted(value)
-    if kind is int:
-        return str(value)
-    if value is None or kind is bool:
-        return _CONSTANTS[value]
-    return json.dumps(value)  # ten times as long as all the rest, and rare: fractions and subclasses
+def _dict_text(value: dict[str, Any]) -> str:
+    items = [f"{quoted(name)}: {_text_of(type(item), json.dumps)(item)}" for name, item in value.items()]
+    return f"{{{', '.join(items)}}}"
+
+
+def _list_text(value: list[Any]) -> str:
+    return f"[{', '.join([_text_of(type(item), json.dumps)(item) for item in value])}]"
+
+
+# By the very type; fractions and subclasses are left to the encoder, which takes ten times as long: they are rare.
+_TEXTS: Mapping[type, Callable[[Any], str]] = {
+    TensorForm: TensorForm.text,
+    JsonText: str,
+    dict: _dict_text,
+    list: _list_text,
+    str: quoted,
+    int: int.__repr__,
+    bool: _CONSTANTS.__getitem__,
+    type(None): _CONSTANTS.__getitem__,
+}
+_text_of = _TEXTS.get
 
 
 def numbers_text(row: Sequence[float], kind: ElementKind) -> str:
@@ -152,8 +159,12 @@ def numbers_text(row: Sequence[float], kind: ElementKind) -> str:
     complex tensor is described by its absolute values.
     """
     count, low, high, total, squares, zeros, nans, infs = row
-    counts = f'"nans": {int(nans)}, "infs": {int(infs)}, "zeros": {int(zeros)}'
     finite = count - nans - infs
+    if kind is ElementKind.FRACTION and finite:
+        mean, norm = total / finite, math.sqrt(squares)
+        if math.isfinite(mean + norm):
+            return _FRACTIONS % (high, low, mean, norm, nans, infs, zeros)
+    counts = f'"nans": {int(nans)}, "infs": {int(infs)}, "zeros": {int(zeros)}'
     if not finite:
         return f"{NO_NUMBERS}, {counts}"
     if kind is ElementKind.BOOLEAN:

@@ -10,6 +10,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import MethodWrapperType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.function_modes import ModeSwitch
-from trainermon.dump.function_names import FunctionName, name_of, unreplaced
+from trainermon.dump.function_names import SILENT, FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.recomputed_calls import RecomputedCalls
 from trainermon.dump.stacks import call_stack
@@ -90,6 +91,8 @@ class FunctionCapture(TorchFunctionMode):
     ) -> Any:
         """Call `func` once, with what it was called with, and return what it returns."""
         kwargs = kwargs or {}
+        if type(func) is MethodWrapperType and func.__name__ in SILENT:  # an attribute of a tensor, as `grad`
+            return func(*args, **kwargs)
         caller = sys._getframe(1)
         func = unreplaced(func, caller)
         call = self._begins(func, args, kwargs, caller)

@@ -27,23 +27,6 @@ from trainermon.hooks.guard import ContainedCall
 Sink = Callable[[str, dict[str, Any]], None]
 
 
-class GradientSlot(NamedTuple):
-    """Where in a backward entry a gradient belongs.
-
-    Attributes:
-        side: `input` (the gradient of an output of the module) or `output` (of an input of it).
-        place: The number of the tensor on that side, or the keyword of the argument.
-    """
-
-    side: str
-    place: int | str
-
-    @property
-    def name(self) -> str:
-        """The slot as text, `input.0`; part of the name of the gradient's file."""
-        return f"{self.side}.{self.place}"
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class BackwardEntry:
     """Collects the gradients of one call, which arrive in any order, and writes its backward entry when all are there.
@@ -56,7 +39,8 @@ class BackwardEntry:
         kwargs: Forms of the gradients of keyword arguments, by keyword.
         extra: Further items of the entry, such as the micro step.
         missing: Gradients that have not arrived yet.
-        arrived: Where gradients have arrived; a later backward pass brings more, which are not taken.
+        arrived: The names of places where gradients have arrived; a later backward pass brings more, which are not
+            taken.
         received: Gradients that have arrived, and are some.
         written: Whether the entry was written.
         settle: Called before the first gradient is stored; None: nothing is to be found out.
@@ -71,7 +55,7 @@ class BackwardEntry:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     missing: int = 0
-    arrived: set[GradientSlot] = dataclasses.field(default_factory=set)
+    arrived: set[str] = dataclasses.field(default_factory=set)
     received: int = 0
     written: bool = False
     settle: Callable[[], None] | None = None
@@ -84,21 +68,18 @@ class BackwardEntry:
             self.extra["mixed"] = True
         self.backward_pass = backward_pass
 
-    def place(self, slot: GradientSlot, form: TensorForm | None) -> None:
-        """Store the gradient that arrived for `slot` (None: there is none).
+    def store(self, place: GradientPlace, form: TensorForm | None) -> None:
+        """Store the gradient that arrived at `place` (None: there is none).
 
         Write the entry if it was the last one missing.
         """
-        self.missing -= 1
-        self.arrived.add(slot)
+        self.arrived.add(place.name)
         if form is not None:
-            if isinstance(slot.place, int):
-                (self.inputs if slot.side == "input" else self.outputs)[slot.place] = form
-            else:
-                self.kwargs[slot.place] = form
+            getattr(self, place.side)[place.index] = form
             self.received += 1
             self.extra["order"] = form.order
-        if self.missing == 0:
+        self.missing -= 1
+        if not self.missing:
             self.write()
 
     def write(self) -> None:
@@ -112,35 +93,46 @@ class BackwardEntry:
         self.sink(self.key, {**value, EXTRA: self.extra})
 
 
-class _GradientPlace(NamedTuple):
+@dataclasses.dataclass(slots=True, eq=False)
+class GradientPlace:
+    """Where a gradient belongs.
+
+    Attributes:
+        backward: The entry.
+        name: The place in it as text, `input.0` (the gradient of an output of the call), `output.1` (of an input),
+            `kwargs.mask`; part of the name of the gradient's file.
+        side: The entry's forms on that side: `inputs`, `outputs` or `kwargs`.
+        index: Which of them it is.
+    """
+
     backward: BackwardEntry
-    slot: GradientSlot
+    name: str
+    side: str
+    index: int | str
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _WatchedTensor:
     """A tensor whose gradients are awaited in `places`; `is_leaf` if the graphs of several micro steps share it."""
 
-    places: list[_GradientPlace]
+    places: list[GradientPlace]
     num_hooks: int
     hooked: bool
     is_leaf: bool
     consumed: ConsumedTensor | None = None
 
-    def due(self) -> list[_GradientPlace]:
-        """Return the places that a gradient which arrives now belongs to.
+    def due(self) -> list[GradientPlace]:
+        """Return the places that a gradient of a leaf which arrives now belongs to.
 
-        Of a leaf those of the oldest micro step, once: pipelines begin the next one's forward before its backward.
+        Those of the oldest micro step, once: pipelines begin the next one's forward before its backward.
         """
-        if not self.is_leaf:
-            return self.places
         oldest = min((_micro_step(place) for place in self.places), default=0)
         due = [place for place in self.places if _micro_step(place) == oldest]
         self.places = [place for place in self.places if _micro_step(place) != oldest]
         return due
 
 
-def _micro_step(place: _GradientPlace) -> int:
+def _micro_step(place: GradientPlace) -> int:
     return int(place.backward.extra.get("micro_step", 0))
 
 
@@ -187,7 +179,12 @@ class GradientHooks:
 
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call returned: their gradients are the inputs of its backward entry."""
-        backward.inputs = self._watch(backward, "input", leaves)
+        backward.inputs = forms = self._none_of(leaves)
+        for index, leaf in enumerate(leaves) if forms else ():
+            tensor = leaf.tensor
+            if tensor.requires_grad:
+                consumed = None if self._consumers is None else self._consumers.of(tensor)
+                self._register(tensor, GradientPlace(backward, f"input.{index}", "inputs", index), consumed)
         if self._consumers is not None and backward.inputs:
             given = [leaf.tensor for leaf in leaves if leaf.tensor.requires_grad]
             if self._consumers.given(given, backward.taken):
@@ -195,15 +192,18 @@ class GradientHooks:
 
     def watch_inputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call took: their gradients are the outputs of its backward entry."""
-        if leaves and leaves[-1].slot.startswith("input"):  # keyword arguments come last
-            backward.outputs = self._watch(backward, "output", leaves)
-            return
-        backward.outputs = self._watch(backward, "output", [leaf for leaf in leaves if leaf.slot.startswith("input")])
-        for leaf in leaves:
+        given = leaves
+        if leaves and not leaves[-1].slot.startswith("input"):  # keyword arguments come last
+            given = [leaf for leaf in leaves if leaf.slot.startswith("input")]
+        backward.outputs = forms = self._none_of(given)
+        for index, leaf in enumerate(given) if forms else ():
+            if leaf.tensor.requires_grad:
+                place = GradientPlace(backward, f"output.{index}", "outputs", index)
+                self._register(leaf.tensor, place, self._taken(leaf.tensor, backward))
+        for leaf in leaves if given is not leaves else ():
             if leaf.slot.startswith("kwargs") and leaf.tensor.requires_grad:
-                self._register(
-                    leaf.tensor, _GradientPlace(backward, GradientSlot("kwargs", leaf.slot.removeprefix("kwargs.")))
-                )
+                place = GradientPlace(backward, leaf.slot, "kwargs", leaf.slot.removeprefix("kwargs."))
+                self._register(leaf.tensor, place, self._taken(leaf.tensor, backward))
 
     def watch_parameters(self, owners: dict[Tensor, list[tuple[str, str]]]) -> None:
         """Watch the gradients of parameters that are not watched yet.
@@ -240,21 +240,17 @@ class GradientHooks:
             self._add(key, forms)
         self._open.clear()
 
-    def _watch(self, backward: BackwardEntry, side: str, leaves: Sequence[TensorLeaf]) -> list[TensorForm | None]:
-        any_wanted = False
-        for index, leaf in enumerate(leaves):
-            if leaf.tensor.requires_grad:
-                any_wanted = True
-                self._register(leaf.tensor, _GradientPlace(backward, GradientSlot(side, index)))
-        return [None] * len(leaves) if any_wanted else []
+    @staticmethod
+    def _none_of(leaves: Sequence[TensorLeaf]) -> list[TensorForm | None]:
+        """Return a None for the gradient of each tensor; an empty list if no tensor has any."""
+        return [None] * len(leaves) if any(leaf.tensor.requires_grad for leaf in leaves) else []
 
-    def _register(self, tensor: Tensor, place: _GradientPlace) -> None:
+    def _register(self, tensor: Tensor, place: GradientPlace, consumed: ConsumedTensor | None) -> None:
         # Reading grad_fn brings up to date that of a view whose base was written to through another view; without it
         # torch 2.13 dies of a segmentation fault in register_hook.
         is_leaf = tensor.grad_fn is None
         hooks: dict[int, Any] | None = tensor._backward_hooks
         place.backward.missing += 1
-        consumed = self._consumed(tensor, place)
         if hooks:
             watched = self._memory.recall(tensor)
             if watched is not None and watched.num_hooks == len(hooks):
@@ -272,30 +268,29 @@ class GradientHooks:
         if is_leaf:  # the hook of any other tensor goes with its graph
             self._leaf_handles.append(handle)
 
-    def _consumed(self, tensor: Tensor, place: _GradientPlace) -> ConsumedTensor | None:
+    def _taken(self, tensor: Tensor, backward: BackwardEntry) -> ConsumedTensor | None:
         if self._consumers is None:
             return None
-        if place.slot.side == "input":
-            return self._consumers.of(tensor)
         consumed = self._consumers.taken(tensor)
-        place.backward.taken.append(consumed)
+        backward.taken.append(consumed)
         return consumed
 
     def _gradient(self, watched: _WatchedTensor, gradient: Tensor | None) -> None:
         backward_pass = self._begin_pass()
-        for backward, slot in watched.due():
+        for place in watched.due() if watched.is_leaf else watched.places:
+            backward = place.backward
             if backward.settle is not None:
                 backward.settle()
-            if backward.written or slot in backward.arrived:
+            if backward.written or place.name in backward.arrived:
                 continue
             if self._consumers is not None:
                 backward.arrive(backward_pass, is_alone=self._differentiable_pass in (None, backward_pass))
             if gradient is None:  # another output of the same node was used, not this one
-                backward.place(slot, None)
+                backward.store(place, None)
                 continue
-            form = self._record(backward.key, slot.name, gradient)
-            _note_tensor(form, watched, slot, backward_pass)
-            backward.place(slot, form)
+            form = self._record(backward.key, place.name, gradient)
+            _note_tensor(form, watched, place, backward_pass)
+            backward.store(place, form)
 
     def _begin_pass(self) -> int:
         """Return the number of the backward pass; note one that is differentiated: it adds to the graph unseen."""
@@ -314,7 +309,7 @@ class GradientHooks:
             forms = self._open.setdefault(key, {})
             form = self._record(key, name, gradient)
             if owned.hooked:
-                form.extras["hooked"] = True
+                form.add("hooked", value=True)
             forms[name] = [form]
             if len(forms) == self._num_parameters[stem]:
                 self._add(key, self._open.pop(key))
@@ -330,14 +325,14 @@ class GradientHooks:
         return form
 
 
-def _note_tensor(form: TensorForm, watched: _WatchedTensor, slot: GradientSlot, backward_pass: int) -> None:
+def _note_tensor(form: TensorForm, watched: _WatchedTensor, place: GradientPlace, backward_pass: int) -> None:
     consumed = watched.consumed
     if watched.hooked or (consumed is not None and consumed.hooked):
-        form.extras["hooked"] = True
+        form.add("hooked", value=True)
     if consumed is not None:
-        form.extras["tensor"] = consumed.number
-        if slot.side != "input":
-            form.extras["consumers"] = consumed.consumers(backward_pass)
+        form.more += f', "tensor": {consumed.number}'
+        if place.side != "inputs":
+            form.more += f', "consumers": {consumed.consumers(backward_pass)}'
 
 
 def is_foreign(hook: Any) -> bool:

@@ -64,9 +64,8 @@ class SelectingWriter(DumpWriter):
         """Record the statistics, the checksums and the tensors that the configuration asks for."""
         chosen = leaves if self._takes_all else self._chosen(key, leaves)
         super().record(key, chosen)
-        if self._with_checksums:
-            for leaf in chosen:
-                self._add_checksum(leaf)
+        for leaf in chosen if self._with_checksums else ():
+            self._add_checksum(leaf)
 
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
@@ -109,7 +108,8 @@ class SelectingWriter(DumpWriter):
         if reading is not None:
             reading.checksum = reading.checksum or self.tensors.checksum(leaf.tensor)
             # `md5` is where msprobe has, and looks for, a CRC-32
-            leaf.form.extras |= {"crc32": reading.checksum, "md5": reading.checksum}
+            leaf.form.add("crc32", reading.checksum)
+            leaf.form.add("md5", reading.checksum)
 
 
 class SlicedTensors(TensorFolder):
@@ -130,7 +130,7 @@ class SlicedTensors(TensorFolder):
     ) -> None:
         super().__init__(path, max_bytes, tensors, final=final, file_format=config.file_format)
         self._config = config
-        self._waiting: list[tuple[Any, Path]] = []
+        self._waiting: list[tuple[Any, str]] = []
         self._waiting_bytes = 0
 
     def write_waiting(self) -> None:
@@ -140,7 +140,7 @@ class SlicedTensors(TensorFolder):
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _store(self, tensor: Any, path: Path) -> int:
+    def _store(self, tensor: Any, path: str) -> int:
         tensor = self._tensors.sliced(tensor, self._config.slice)
         size = self._tensors.num_bytes(tensor)
         if not self._config.async_dump or self._waiting_bytes + size > self._config.max_async_mb * MIB:

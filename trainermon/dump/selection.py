@@ -37,11 +37,12 @@ class NameSelection:
         self._is_open = not config.scope
         self._running: set[str] = set()
         self._chosen: dict[str, bool] = {}
+        self._listed: dict[str, bool] = {}
 
     def begins(self, key: str) -> bool:
         """Return whether the entry `key`, which begins, is chosen by its name; the answer holds until `ends`."""
         if self.is_by_function:
-            return self._is_listed(key)
+            return self._is_kind_listed(key)
         known = self._chosen.get(key)
         if known is None:
             if self._scope and key == self._scope[0]:
@@ -57,6 +58,8 @@ class NameSelection:
 
     def could_record(self, key: str) -> bool:
         """Return whether the entry `key`, which has not begun, may turn out to be recorded."""
+        if self.is_by_function:
+            return self._is_kind_listed(key)
         return self._has_direction(key) and (bool(self._scope) or self._is_listed(key))
 
     def ends(self, key: str) -> bool:
@@ -71,6 +74,14 @@ class NameSelection:
     def has_side(self, slot: str) -> bool:
         """Return whether the side of the tensor in `slot` (`input.0`, `output.1`), input or output, is recorded."""
         return ("output" if slot.startswith(OUTPUTS) else "input") in self._sides
+
+    def _is_kind_listed(self, key: str) -> bool:
+        """Return whether what is called by the entry `key`, whichever call of it that is, is recorded."""
+        called = key.rsplit(".", 2)[0]  # without number and direction
+        known = self._listed.get(called)
+        if known is None:
+            known = self._listed[called] = self._is_listed(key)
+        return known
 
     def _is_listed(self, key: str) -> bool:
         if self._parts:

@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.core.values import STATISTICS
 from trainermon.dump.forms import ElementKind, TensorLeaf, TensorReading, numbers_text
-from trainermon.statistics.kernel import write
+from trainermon.statistics.kernel import write, write_dense
 from trainermon.statistics.layout import PLAIN_TYPES
+from trainermon.statistics.native import ROW_BYTES
 
 # Beyond this many remembered tensors the memory starts afresh; most of them are long gone then.
 MAX_REMEMBERED = 4096
@@ -28,6 +29,7 @@ REAL = frozenset(
     ]
 )
 
+_CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
 
@@ -48,29 +50,27 @@ class TensorMemory(Generic[_T]):
             return None
         return known[2]
 
-    def reread(self, tensor: Tensor) -> None:
-        """Drop the note on `tensor`, whose elements were changed in a way that torch's version counter does not see."""
-        self._seen.pop(id(tensor), None)
-
     def remember(self, tensor: Tensor, note: _T) -> None:
         """Remember `note` for `tensor`; an inference tensor has no version and is never remembered."""
-        if tensor.is_inference():
+        try:
+            version = tensor._version
+        except RuntimeError:
             return
         if len(self._seen) >= MAX_REMEMBERED:
             self._seen.clear()
-        self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, note)
+        self._seen[id(tensor)] = (weakref.ref(tensor), version, note)
 
 
-class TensorReadings:
+class TensorReadings(TensorMemory[TensorReading]):
     """Computes the statistics of a dump's tensors, and numbers the values in the order in which they became known.
 
     A tensor that was read before and is unchanged keeps its statistics and its number.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._order = 0
         self._statistics = TensorStatistics()
-        self._memory: TensorMemory[TensorReading] = TensorMemory()
 
     @property
     def waits_for_device(self) -> bool:
@@ -90,21 +90,23 @@ class TensorReadings:
         Returns:
             Errors of tensors whose statistics cannot be computed.
         """
-        fresh: list[tuple[Tensor, TensorReading]] = []
+        others: list[tuple[Tensor, TensorReading]] = []
         for _, tensor, form in leaves:
-            reading = self._memory.recall(tensor)
-            if reading is None:
-                self._order += 1
-                reading = TensorReading(self._order)
-                fresh.append((tensor, reading))
-                self._memory.remember(tensor, reading)
-            form.reading = reading
-        return self._fill(fresh) if fresh else []
+            known = self._seen.get(id(tensor))  # as `recall` does, whose call would cost as much again
+            if known is not None and known[0]() is tensor and known[1] == tensor._version:  # type: ignore[union-attr]
+                form.reading = known[2]
+                continue
+            self._order += 1
+            form.reading = reading = TensorReading(self._order)
+            self.remember(tensor, reading)
+            if not self._statistics.take(tensor, reading):
+                others.append((tensor, reading))
+        return self._fill(others) if others else []
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
         """Drop the statistics remembered for `tensors`, which were changed without torch's version counter noticing."""
         for tensor in tensors:
-            self._memory.reread(tensor)
+            self._seen.pop(id(tensor), None)
 
     def resolve(self) -> None:
         """Fill the numbers of all started statistics into the readings; waits for the device."""
@@ -126,7 +128,12 @@ class TensorStatistics:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[torch.device, _WrittenRows] = {}
+        self._host = _WrittenRows(_CPU)
+        self._rows: dict[torch.device, _WrittenRows] = {_CPU: self._host}
+
+    def take(self, tensor: Tensor, reading: TensorReading) -> bool:
+        """Do what `fill` does with one tensor if its elements are dense on the CPU; return whether they are."""
+        return self._host.take(tensor, reading)
 
     def fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
         """Start the statistics of tensors as they are now; `resolve` fills them into the readings.
@@ -160,7 +167,20 @@ class _WrittenRows:
 
     def __init__(self, device: torch.device) -> None:
         self._rows = torch.empty(MAX_ROWS, len(STATISTICS), dtype=torch.float64, device=device)
+        self._begin = self._rows.data_ptr()
         self._waiting: list[tuple[TensorReading, torch.dtype]] = []
+
+    def take(self, tensor: Tensor, reading: TensorReading) -> bool:
+        waiting = self._waiting
+        if len(waiting) == MAX_ROWS:
+            self.bring()
+        try:
+            is_written = write_dense(tensor, self._begin + ROW_BYTES * len(waiting))
+        except RuntimeError:  # whoever reads it in the other way tells why
+            return False
+        if is_written:
+            waiting.append((reading, tensor.dtype))
+        return is_written
 
     @property
     def waits(self) -> bool:

@@ -31,7 +31,7 @@ class TorchTensors:
         """Return the ending of the tensor's file; `.pt` for whatever numpy cannot hold as an array."""
         return suffix_for(tensor, file_format)
 
-    def save(self, tensor: Tensor, path: Path) -> int:
+    def save(self, tensor: Tensor, path: Path | str) -> int:
         """Write the tensor to a file; see `save_tensor`."""
         return save_tensor(tensor, path)
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 
-# Where in the graph a tensor is: thread, number of its node, number of the output of that node; or ("leaf", its id).
-_Edge = tuple[Any, ...]
+# Where in the graph the result of a node is: thread, number of the node, number of its output.
+_Edge = tuple[int, int, int]
+# The class of the nodes that stand for the beginnings of the graph, whose tensor is their `variable`.
+_OF_LEAF = "AccumulateGrad"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -59,50 +61,59 @@ class TensorConsumers:
 
     def __init__(self) -> None:
         self._tensors: dict[_Edge, ConsumedTensor] = {}
-        self._leaves: dict[int, weakref.ref[Tensor]] = {}
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], ConsumedTensor]] = {}
         self._inner: set[_Edge] = set()
         self._walked: set[_Edge] = set()
         self._number = 0
 
     def of(self, tensor: Tensor) -> ConsumedTensor:
         """Return what is known of a tensor that a recorded call gives."""
-        return self._found(tensor)[0]
+        return self._found(tensor, tensor.grad_fn)[0]
 
     def taken(self, tensor: Tensor) -> ConsumedTensor:
         """Return what is known of a tensor that a recorded call takes.
 
         If it is not the result of a recorded call, then whatever that came from was taken by something else.
         """
-        consumed, is_new = self._found(tensor)
+        node = tensor.grad_fn
+        consumed, is_new = self._found(tensor, node)
         consumed.waiting += 1
-        if is_new and tensor.grad_fn is not None:
-            self._mark_others(tensor.grad_fn, (), self._walked)
+        if is_new and node is not None:
+            self._mark_others(node, (), self._walked)
         return consumed
 
     def given(self, tensors: Sequence[Tensor], taken: Collection[ConsumedTensor]) -> bool:
         """Follow what a recorded call that took `taken` gave; return whether one result is made of another."""
-        results = {id(found): found for found in (self._found(tensor)[0] for tensor in tensors)}
-        for found in results.values():
-            found.waiting -= sum(one is found for one in taken)  # it gave back what it took
+        nodes = [tensor.grad_fn for tensor in tensors]
+        given = [self._found(tensor, node)[0] for tensor, node in zip(tensors, nodes, strict=True)]
+        results = {id(found): found for found in given}
+        before = {id(one) for one in taken}
+        for number in results.keys() & before:
+            results[number].waiting -= sum(id(one) == number for one in taken)  # it gave back what it took
         visited: set[_Edge] = set()
         is_entangled = False
-        for tensor in tensors:
-            found, _ = self._found(tensor)
-            if tensor.grad_fn is not None and not any(one is found for one in taken):
-                met = self._mark_others(tensor.grad_fn, taken, visited)
+        for found, node in zip(given, nodes, strict=True):
+            if node is not None and id(found) not in before:
+                met = self._mark_others(node, before, visited)
                 is_entangled |= any(id(one) in results for one in met)
         return is_entangled
 
-    def _mark_others(self, node: Any, taken: Collection[ConsumedTensor], visited: set[_Edge]) -> list[ConsumedTensor]:
-        """Mark every tensor that `node` and the nodes before it take, except `taken`; return those marked."""
-        marked, waiting = [], [node]
+    def _mark_others(self, node: Any, taken: Collection[int], visited: set[_Edge]) -> list[ConsumedTensor]:
+        """Mark every tensor that `node` and the nodes before it take, except `taken` (by id); return those marked."""
+        marked: list[ConsumedTensor] = []
+        waiting, thread = [node], threading.get_ident()
         while waiting:
-            for edge, before in _edges_before(waiting.pop()):
-                found = self._tensors.get(edge)
-                if edge[0] == "leaf" and (found is None or self._is_gone(edge)):
-                    found, _ = self._found(before.variable)
+            for before, number in waiting.pop().next_functions:
+                if before is None:
+                    continue
+                found: ConsumedTensor | None
+                if type(before).__name__ == _OF_LEAF:
+                    found, _ = self._found(before.variable, None)
+                else:
+                    edge = thread, before._sequence_nr(), number
+                    found = self._tensors.get(edge)
                 if found is not None:
-                    if not any(one is found for one in taken):
+                    if id(found) not in taken:
                         found.has_others = True
                         marked.append(found)
                     continue
@@ -112,38 +123,23 @@ class TensorConsumers:
                     waiting.append(before)
         return marked
 
-    def _found(self, tensor: Tensor) -> tuple[ConsumedTensor, bool]:
-        edge = _edge_of(tensor)
-        is_leaf = edge[0] == "leaf"
+    def _found(self, tensor: Tensor, node: Any) -> tuple[ConsumedTensor, bool]:
+        """Return what is known of a tensor, and whether it is new; `node` is its `grad_fn`."""
+        if node is None:
+            return self._found_leaf(tensor)
+        edge = threading.get_ident(), node._sequence_nr(), tensor.output_nr
         found = self._tensors.get(edge)
-        if found is not None and not (is_leaf and self._is_gone(edge)):
+        if found is not None:
             return found, False
         self._number += 1
-        found = ConsumedTensor(self._number, is_leaf, has_others=edge in self._inner)
-        if is_leaf:
-            self._leaves[id(tensor)] = weakref.ref(tensor)
-        self._tensors[edge] = found
+        found = self._tensors[edge] = ConsumedTensor(self._number, is_leaf=False, has_others=edge in self._inner)
         return found, True
 
-    def _is_gone(self, edge: _Edge) -> bool:
-        known = self._leaves.get(edge[1])
-        return known is None or known() is None
-
-
-def _edge_of(tensor: Tensor) -> _Edge:
-    node = tensor.grad_fn
-    if node is None:
-        return ("leaf", id(tensor))
-    return (threading.get_ident(), node._sequence_nr(), tensor.output_nr)
-
-
-def _edges_before(node: Any) -> Iterator[tuple[_Edge, Any]]:
-    """Yield where the tensors that a node takes are, each with the node that it comes from."""
-    for before, number in node.next_functions:
-        if before is None:
-            continue
-        leaf = getattr(before, "variable", None)
-        if leaf is not None:
-            yield ("leaf", id(leaf)), before
-        else:
-            yield (threading.get_ident(), before._sequence_nr(), number), before
+    def _found_leaf(self, tensor: Tensor) -> tuple[ConsumedTensor, bool]:
+        known = self._leaves.get(id(tensor))
+        if known is not None and known[0]() is not None:
+            return known[1], False
+        self._number += 1
+        found = ConsumedTensor(self._number, is_leaf=True)
+        self._leaves[id(tensor)] = weakref.ref(tensor), found
+        return found, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import struct
 from collections.abc import Callable, Sequence
@@ -40,6 +41,27 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
     """
     found = native()
     return None if found is None else _MomentsKernel(found).moments
+
+
+def load_dense() -> Callable[[Tensor, int], bool]:
+    """Return the function that `kernel.write_dense` is; one that writes nothing where there is no library."""
+    found = native()
+    return _writes_nothing if found is None else functools.partial(_write_dense, found.write)
+
+
+def _writes_nothing(_tensor: Tensor, _address: int) -> bool:
+    return False
+
+
+def _write_dense(write: Callable[[bytes, int, int, int], int], tensor: Tensor, address: int) -> bool:
+    kind = _KIND_OF.get(tensor.dtype)
+    if kind is None or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return False
+    count = tensor.numel()
+    if not count or not tensor.is_contiguous():
+        return False
+    num_threads = 1 if count < PARALLEL else torch.get_num_threads()
+    return not write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads)
 
 
 class _MomentsKernel:

@@ -18,6 +18,7 @@ Way = Callable[[Sequence[Tensor], Tensor, int], None]
 logger = logging.getLogger("trainermon")
 
 _compiled = compiled.load()
+_compiled_dense = compiled.load_dense()
 
 
 def kernel_name(device: torch.device | str = "cpu") -> str:
@@ -64,6 +65,19 @@ def write(tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
     except OtherDeviceError:  # nothing was written yet
         for row, tensor in enumerate(tensors, start=first_row):
             _write_row(tensor, out, row)
+
+
+def write_dense(tensor: Tensor, address: int) -> bool:
+    """Write the row of one tensor to `address`, 64 bytes in the memory of the host; return whether it was written.
+
+    It is where the elements lie one after the other on the CPU, in a dtype that the compiled library knows; in all
+    other cases, `write` is to be asked. The numbers are those of `write`. Cost beside the elements: 1 us, a quarter of
+    that of `write`.
+
+    Raises:
+        RuntimeError: The elements cannot be reached (within `vmap`).
+    """
+    return _compiled_dense(tensor, address)
 
 
 def _write_row(tensor: Tensor, out: Tensor, row: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainermon.dump.files.lines import LineFile
@@ -37,11 +37,18 @@ class CallTree:
 
     def parents_text(self) -> str:
         """Return the text of construct.json: a JSON object from the key of each call to its parent's key, or null."""
-        return object_text(self._parents)
+        items = [
+            f"\n {quoted(key)}: {'null' if parent is None else quoted(parent)}" for key, parent in self._parents.items()
+        ]
+        return f"{{{','.join(items)}\n}}"
 
     def stacks_text(self) -> str:
         """Return the text of stack.json: a JSON object from each stack's number to `[keys of the calls, frames]`."""
-        return object_text({str(number): (keys, frames) for frames, (number, keys) in self._stacks.items()})
+        items = [
+            f'\n "{number}": [{_strings_text(keys)}, {_strings_text(frames)}]'
+            for frames, (number, keys) in self._stacks.items()
+        ]
+        return f"{{{','.join(items)}\n}}"
 
     def frames(self) -> set[str]:
         """Return the frames of all stacks, each once."""
@@ -51,9 +58,13 @@ class CallTree:
         known = self._stacks.get(frames)
         if known is None:
             known = self._stacks[frames] = len(self._stacks), []
-            self._lines.put(json.dumps({"stack": known[0], "frames": frames}))
+            self._lines.put(f'{{"stack": {known[0]}, "frames": {_strings_text(frames)}}}')
         known[1].append(key)
         return known[0]
+
+
+def _strings_text(strings: Iterable[str]) -> str:
+    return f"[{', '.join(map(quoted, strings))}]"
 
 
 def object_text(value: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from trainermon.dump.debugger_config import TensorSlice
@@ -53,7 +52,7 @@ class FrameworkTensors(Protocol):
     def suffix(self, tensor: Any, file_format: str) -> str:
         """Return the ending of the tensor's file, `.pt` or `.npy`, where the user asked for `file_format`."""
 
-    def save(self, tensor: Any, path: Path) -> int:
+    def save(self, tensor: Any, path: str) -> int:
         """Write the tensor as it is now to a file of mode 0600, and return its number of bytes.
 
         Raises:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private
@@ -21,13 +21,9 @@ MAX_WAIT_S = 0.25
 Places = dict[str, tuple[int, int]]
 
 
-class _WaitingLine(NamedTuple):
-    """A line; with `places`, the text of `value` and a brace follow `head`, and its place is noted under `key`."""
-
-    head: str
-    value: Any
-    places: Places | None
-    key: str
+# Head, value, places and key of a line: with places, the text of the value and a brace follow the head, and where that
+# text stands is noted under the key. A bare tuple: thousands of them are made between the kernels of a step.
+_WaitingLine = tuple[str, Any, Places | None, str]
 
 
 class LineFile:
@@ -68,7 +64,7 @@ class LineFile:
             places: Receives (first byte, number of bytes) of the value in the file, under `key`, once it is written.
             key: The name of the value in `places`.
         """
-        self._waiting.append(_WaitingLine(head, value, places, key))
+        self._waiting.append((head, value, places, key))
 
     def flush(self) -> list[Exception]:
         """Write all waiting lines.
@@ -85,16 +81,18 @@ class LineFile:
         errors: list[Exception] = []
         position = self.num_bytes
         for head, value, places, key in waiting:
-            try:
-                body = "" if places is None else json_text(value)
-            except (TypeError, ValueError) as error:
-                errors.append(error)
-                continue
-            if places is not None:
+            if places is None:
+                text = f"{head}\n"
+            else:
+                try:
+                    body = json_text(value)
+                except (TypeError, ValueError) as error:
+                    errors.append(error)
+                    continue
                 found.append((places, key, (position + len(head), len(body))))
-                body += "}"
-            texts += (head, body, "\n")
-            position += len(head) + len(body) + 1
+                text = f"{head}{body}}}\n"
+            texts.append(text)
+            position += len(text)
         self._write("".join(texts).encode("ascii"), len(waiting))
         for places, key, place in found:
             places[key] = place

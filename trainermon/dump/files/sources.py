@@ -110,8 +110,13 @@ def sources_text(frames: Iterable[str], classes: Iterable[type], *, whole_files:
     and whole files of up to 200 lines, or all files whole. Only Python is: files whose name ends in `.py`, and cells of
     notebooks; as they were when they were first looked at, which is what the frames show too. Classes of torch are left
     out, and files beyond eight million characters in all. Cost: each file is parsed once in a process, some 10 ms for a
-    thousand lines.
+    thousand lines; nothing for the code of the last dump.
     """
+    return _sources_text(frozenset(frames), frozenset(classes), whole_files)
+
+
+@functools.lru_cache(maxsize=2)
+def _sources_text(frames: frozenset[str], classes: frozenset[type], whole_files: bool) -> str:  # noqa: FBT001  # cached
     wanted: defaultdict[str, set[int]] = defaultdict(set)
     for frame in filter(None, map(parse_frame, frames)):
         wanted[frame.file].add(frame.line)

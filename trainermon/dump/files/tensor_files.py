@@ -8,6 +8,7 @@ Source: torch/serialization.py `_save` and caffe2/serialize/inline_container.cc 
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import math
 import os
@@ -42,6 +43,8 @@ _NUMPY_NAMES |= {torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "
 del _NUMPY_NAMES[torch.bfloat16]
 _ALIGNMENT = 64  # of the elements in the file, for those who map it into memory
 _MAX_BYTES = (1 << 31) - 1  # what one write takes, and an archive without 64-bit extensions
+_HEADS_KEPT = 4096  # of tensors that differ in dtype or shape; half a kilobyte each
+_LOCAL_CHECKSUM, _CENTRAL_CHECKSUM = 14, 16  # where the checksum stands in the first two of these
 _LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
 
 
@@ -57,7 +60,7 @@ def suffix_for(tensor: Tensor, file_format: str) -> str:
     return ".npy" if is_array else ".pt"
 
 
-def save_tensor(tensor: Tensor, path: Path) -> int:
+def save_tensor(tensor: Tensor, path: Path | str) -> int:
     """Write a tensor, as one on the CPU, to a file of mode 0600, and return the number of bytes.
 
     A DTensor's local shard is saved, a subclass as a plain tensor, a view without the rest of its storage. What is on
@@ -67,17 +70,18 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     Raises:
         OSError: The file cannot be written.
     """
-    tensor = _local(tensor)
-    if tensor.layout is not torch.strided:
-        return _save_any(tensor.to("cpu"), path)
-    dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
-    if path.suffix == ".npy":
+    dense = tensor
+    if not _is_dense(tensor):
+        tensor = _local(tensor)
+        if tensor.layout is not torch.strided:
+            return _save_any(tensor.to("cpu"), path)
+        dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
+    if str(path).endswith(".npy"):
         return _save_numpy(dense, path)
     if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
-        return _save_any(dense.clone(), path)
-    elements = bytes_of(dense)
+        return _save_any(dense.detach().clone(), path)
     head, tail = _around(dense, crc32(dense))
-    return _write_parts(path, (head, elements, tail))
+    return _write_parts(path, (head, bytes_of(dense), tail))
 
 
 def load_tensor(path: Path, dtype: str = "", shape: Sequence[int] | None = None) -> Tensor:
@@ -125,6 +129,18 @@ def _as_written(path: Path, dtype: str, shape: Sequence[int]) -> Tensor | None:
     return torch.frombuffer(archive, dtype=known, count=like.numel(), offset=begin).view(sizes)
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements lie in the memory of the host as a file has them."""
+    return (
+        type(tensor) in PLAIN_TYPES
+        and tensor.dtype in _STORAGES
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
+
+
 def _local(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     to_local = getattr(tensor, "to_local", None)
@@ -145,24 +161,25 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _save_numpy(dense: Tensor, path: Path) -> int:
+def _save_numpy(dense: Tensor, path: Path | str) -> int:
     if dense.dtype not in _NUMPY_NAMES:
         dense = dense.to(torch.complex64 if dense.is_complex() else torch.float32)
-    head = io.BytesIO()
-    described = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(_NUMPY_NAMES[dense.dtype])),
-        "fortran_order": False,
-        "shape": tuple(dense.shape),
-    }
-    np.lib.format.write_array_header_1_0(head, described)
-    elements = bytes_of(dense)
+    head, elements = _numpy_head(_NUMPY_NAMES[dense.dtype], tuple(dense.shape)), bytes_of(dense)
     if dense.nbytes < _MAX_BYTES:
-        return _write_parts(path, (head.getvalue(), elements))
+        return _write_parts(path, (head, elements))
     with open(path, "wb", opener=open_private) as file:
-        return file.write(head.getvalue()) + file.write(elements)
+        return file.write(head) + file.write(elements)
 
 
-def _write_parts(path: Path, parts: Sequence[bytes | memoryview]) -> int:
+@functools.lru_cache(maxsize=_HEADS_KEPT)
+def _numpy_head(dtype: str, shape: tuple[int, ...]) -> bytes:
+    head = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, described)
+    return head.getvalue()
+
+
+def _write_parts(path: Path | str, parts: Sequence[bytes | memoryview]) -> int:
     size = sum(map(len, parts))
     file = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -174,7 +191,7 @@ def _write_parts(path: Path, parts: Sequence[bytes | memoryview]) -> int:
     return size
 
 
-def _save_any(tensor: Tensor, path: Path) -> int:
+def _save_any(tensor: Tensor, path: Path | str) -> int:
     with open(path, "wb", opener=open_private) as file:
         torch.save(tensor, file)
         return file.tell()
@@ -182,15 +199,31 @@ def _save_any(tensor: Tensor, path: Path) -> int:
 
 def _around(tensor: Tensor, checksum: int) -> tuple[bytes, bytes]:
     """Return what stands before and behind the elements in the archive."""
+    begin, middle, directory, end = _archive(tensor.dtype, tuple(tensor.shape), tensor.stride())
+    checked = struct.pack("<I", checksum)
+    return b"".join((begin, checked, middle)), b"".join((directory, checked, end))
+
+
+@functools.lru_cache(maxsize=_HEADS_KEPT)
+def _archive(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the archive in four parts: between them stand the elements' checksum, the elements, the checksum again."""
     archive = bytearray()
     entries: list[bytes] = []
-    for name, record in (("data.pkl", _pickle(tensor)), ("byteorder", b"little"), ("version", b"3\n")):
+    for name, record in (("data.pkl", _pickle(dtype, shape, strides)), ("byteorder", b"little"), ("version", b"3\n")):
         _add(archive, entries, name, (zlib.crc32(record), len(record)))
         archive += record
-    _add(archive, entries, "data/0", (checksum, tensor.nbytes), alignment=_ALIGNMENT)
+    header, size = len(archive), math.prod(shape) * dtype.itemsize
+    _add(archive, entries, "data/0", (0, size), alignment=_ALIGNMENT)
     directory = b"".join(entries)
-    end = _END.pack(b"PK\5\6", 0, 0, len(entries), len(entries), len(directory), len(archive) + tensor.nbytes, 0)
-    return bytes(archive), directory + end
+    end = _END.pack(b"PK\5\6", 0, 0, len(entries), len(entries), len(directory), len(archive) + size, 0)
+    in_header = header + _LOCAL_CHECKSUM
+    in_directory = len(directory) - len(entries[-1]) + _CENTRAL_CHECKSUM
+    return (
+        bytes(archive[:in_header]),
+        bytes(archive[in_header + 4 :]),
+        directory[:in_directory],
+        directory[in_directory + 4 :] + end,
+    )
 
 
 def _add(archive: bytearray, entries: list[bytes], name: str, record: tuple[int, int], *, alignment: int = 1) -> None:
@@ -206,11 +239,11 @@ def _add(archive: bytearray, entries: list[bytes], name: str, record: tuple[int,
     )
 
 
-def _pickle(tensor: Tensor) -> bytes:
+def _pickle(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
     """Return the call of `torch._utils._rebuild_tensor_v2` that makes the tensor of its storage, as a pickle."""
-    storage = b"c" + f"torch\n{_STORAGES[tensor.dtype]}\n".encode()
-    place = b"(" + _text("storage") + storage + _text("0") + _text("cpu") + _integer(tensor.numel()) + b"tQ"
-    layout = _integer(0) + _integers(tensor.shape) + _integers(tensor.stride())
+    storage = b"c" + f"torch\n{_STORAGES[dtype]}\n".encode()
+    place = b"(" + _text("storage") + storage + _text("0") + _text("cpu") + _integer(math.prod(shape)) + b"tQ"
+    layout = _integer(0) + _integers(shape) + _integers(strides)
     hooks = b"\x89ccollections\nOrderedDict\n)R"  # requires no gradient, has no hooks
     return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + place + layout + hooks + b"tR."
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from trainermon.core.private_files import make_private_folder
 from trainermon.dump.files.framework import FrameworkTensors
-from trainermon.dump.forms import TensorLeaf
+from trainermon.dump.forms import TensorLeaf, quoted
 
 MAX_NAME = 200
 SUFFIXES = (".pt", ".npy")
+_ODD = re.compile(r"[^\w.\-]")
 
 
 class TensorFolder:
@@ -44,6 +45,7 @@ class TensorFolder:
         file_format: str = "pt",
     ) -> None:
         self.path = path
+        self._begin = f"{path}/"  # as text: to join paths takes as long as to make a file
         self.final = path if final is None else final
         self.num_bytes = self.over_quota = 0
         self._max_bytes = max_bytes
@@ -85,23 +87,23 @@ class TensorFolder:
             return
         if known is None or not self._link(known, file_name):
             try:
-                self.num_bytes += self._store(tensor, self.path / file_name)
+                self.num_bytes += self._store(tensor, f"{self._begin}{file_name}")
             except Exception:  # whatever ended it goes on to the caller, who counts it
                 with contextlib.suppress(OSError):
                     (self.path / file_name).unlink()  # what was cut off is no tensor
                 raise
         reading.file_name = reading.file_name or file_name
-        leaf.form.extras["data_name"] = file_name
+        leaf.form.more += f', "data_name": {quoted(file_name)}'
 
     def write_waiting(self) -> None:
         """Do nothing: here every tensor is written at once. A subclass that lets them wait writes them."""
 
-    def _store(self, tensor: Any, path: Path) -> int:
+    def _store(self, tensor: Any, path: str) -> int:
         return self._tensors.save(tensor, path)
 
     def _link(self, known: str, file_name: str) -> bool:
         try:
-            os.link(f"{self.path}/{known}", f"{self.path}/{file_name}")
+            os.link(f"{self._begin}{known}", f"{self._begin}{file_name}")
         except OSError:  # a file system without links, or a name that is there already
             return False
         return True
@@ -109,7 +111,7 @@ class TensorFolder:
 
 def _file_name(name: str, suffix: str) -> str:
     """Return a file name for a slot; what a file system may refuse is replaced, and what is too long is shortened."""
-    safe = re.sub(r"[^\w.\-]", "_", name)
+    safe = _ODD.sub("_", name)
     if len(safe) > MAX_NAME:
         safe = f"{safe[: MAX_NAME - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
     return safe + suffix

@@ -40,7 +40,7 @@ class MindSporeTensors:
         """Return `.npy`, as msprobe has for MindSpore, whatever the user asked for."""
         return ".npy"
 
-    def save(self, tensor: Tensor | npt.NDArray[Any], path: Path) -> int:
+    def save(self, tensor: Tensor | npt.NDArray[Any], path: Path | str) -> int:
         """Write a tensor to a file of numpy, of mode 0600; bfloat16 as float32, which holds each of them exactly.
 
         Raises:
