@@ -129,6 +129,8 @@ def json_text(value: Any) -> str:
 
 
 def _dict_text(value: dict[str, Any]) -> str:
+    if not value:
+        return "{}"
     items = [f"{quoted(name)}: {_text_of(type(item), json.dumps)(item)}" for name, item in value.items()]
     return f"{{{', '.join(items)}}}"
 

@@ -49,11 +49,6 @@ class SelectingWriter(DumpWriter):
         """
         return self._selection.could_record(key)
 
-    @property
-    def saves_any(self) -> bool:
-        """Whether the tensors of any entry may be saved as files."""
-        return self.with_tensors or bool(self._config.tensor_list)
-
     def saves(self, key: str) -> bool:
         """Return whether the tensors of the entry `key` are saved as files, not their statistics alone."""
         return self.with_tensors or (
@@ -62,10 +57,12 @@ class SelectingWriter(DumpWriter):
 
     def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
         """Record the statistics, the checksums and the tensors that the configuration asks for."""
-        chosen = leaves if self._takes_all else self._chosen(key, leaves)
-        super().record(key, chosen)
-        for leaf in chosen if self._with_checksums else ():
-            self._add_checksum(leaf)
+        if not self._takes_all:
+            leaves = self._chosen(key, leaves)
+        DumpWriter.record(self, key, leaves)  # without the search that `super` is
+        if self._with_checksums:
+            for leaf in leaves:
+                self._add_checksum(leaf)
 
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
@@ -98,6 +95,9 @@ class SelectingWriter(DumpWriter):
         if self.task == "structure" or not self._selection.records(key):
             return ()
         return [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
+
+    def _saves_any(self) -> bool:
+        return self.with_tensors or bool(self._config.tensor_list)
 
     def _tensor_folder(self, max_bytes: int, final: Path) -> TensorFolder:
         folder = self.directory / TENSOR_FOLDER

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import linecache
 import os
 import sys
+import threading
 from types import CodeType, FrameType
+from typing import Any
 
 import trainermon
+from trainermon.statistics.native import library
 
 _OWN = tuple({os.path.dirname(os.path.abspath(trainermon.__file__)), os.path.dirname(os.path.abspath(__file__))})
 # Only looked up, not imported: one of them may not be there.
@@ -24,33 +28,78 @@ MAX_TEXTS = 8192
 # By the id of a code object, which stands beside the text so that it stays the only one with that id: two of them that
 # differ in their file alone are equal.
 _TEXTS: dict[tuple[int, int], tuple[str, CodeType]] = {}
-# The code of the framework's functions by its id, kept so that no other code gets that id.
-_PASSED: dict[int, CodeType] = {}
+# Stacks by the places of all their frames, beside the codes, which have to stay the only ones with their ids.
+_STACKS: dict[bytes, tuple[tuple[str, ...], list[CodeType]]] = {}
+_PLACE_BYTES = 16
+MAX_WALKED = 512  # frames, the framework's too
 
 
 def call_stack() -> tuple[str, ...]:
     """Return the frames of the script that led to the caller, innermost first: `File …, line 3, in f, …`.
 
     The wording is msprobe's. Frames of the framework and of this package are left out; one of this package behind user
-    frames ends the list, because what called a replay is not what called the module. Cost: about 0.1 µs per frame.
+    frames ends the list, because what called a replay is not what called the module. Cost: about 0.1 µs per frame with
+    the compiled library, once a call was made from there before; ten times that without.
     """
+    if _PLACES is None:
+        return _walked(sys._getframe(1))[0]
+    places = _PLACES.of_frames()
+    known = _STACKS.get(places)
+    if known is None:
+        known = _walked(sys._getframe(1))
+        if len(_STACKS) >= MAX_TEXTS:
+            _STACKS.clear()
+        if places:
+            _STACKS[places] = known
+    return known[0]
+
+
+class _FramePlaces(threading.local):
+    """The compiled function that tells which codes run, see frames.c. Not every interpreter has what it calls."""
+
+    def __init__(self, function: Any) -> None:
+        names = ("PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack", "PyFrame_GetCode")
+        names = (*names, "PyFrame_GetLasti", "Py_DecRef")
+        addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in names]
+        self._python = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._places = ctypes.create_string_buffer(_PLACE_BYTES * MAX_WALKED)
+        self._view = memoryview(self._places)
+        self._function = function
+        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        function.restype = ctypes.c_int64
+
+    def of_frames(self) -> bytes:
+        """Return codes and instructions of the frames that run, innermost first; b"": they are too many."""
+        found = self._function(self._python, self._places, MAX_WALKED)
+        return b"" if found == MAX_WALKED else self._view[: _PLACE_BYTES * found].tobytes()
+
+
+def _frame_places() -> _FramePlaces | None:
+    found = library()
+    if found is None or not hasattr(found, "trainermon_frames"):
+        return None
+    try:
+        return _FramePlaces(ctypes.PyDLL(found._name).trainermon_frames)  # which holds the lock, as CDLL does not
+    except AttributeError:  # PyFrame_GetLasti is new in Python 3.11
+        return None
+
+
+def _walked(frame: FrameType | None) -> tuple[tuple[str, ...], list[CodeType]]:
+    """Return the frames that `call_stack` does, and all codes on the way."""
     frames: list[str] = []
-    frame: FrameType | None = sys._getframe(1)
+    codes: list[CodeType] = []
+    is_inside = True
     while frame is not None:
-        place = id(frame.f_code)
-        if place not in _PASSED:
-            known = _TEXTS.get((place, frame.f_lasti))
-            origin = _origin(frame.f_code.co_filename) if known is None else _OF_USER
-            if origin == _OF_USER:
-                frames.append(known[0] if known else _remembered(frame))
-                if len(frames) == MAX_FRAMES:
-                    break
-            elif origin == _OF_OURS and frames:
-                break
-            elif origin == _OF_FRAMEWORK and len(_PASSED) < MAX_TEXTS:
-                _PASSED[place] = frame.f_code
+        code = frame.f_code
+        codes.append(code)
+        origin = _origin(code.co_filename) if is_inside else _OF_FRAMEWORK
+        if origin == _OF_USER:
+            known = _TEXTS.get((id(code), frame.f_lasti))
+            frames.append(known[0] if known else _remembered(frame))
+        if len(frames) == MAX_FRAMES or (origin == _OF_OURS and frames):
+            is_inside = False
         frame = frame.f_back
-    return tuple(frames)
+    return tuple(frames), codes
 
 
 def innermost_line() -> str:
@@ -88,3 +137,6 @@ def _remembered(frame: FrameType) -> str:
     text = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}, \n {source}"
     _TEXTS[id(code), frame.f_lasti] = text, code
     return text
+
+
+_PLACES = _frame_places()

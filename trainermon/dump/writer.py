@@ -52,6 +52,9 @@ class DumpWriter:
         max_bytes: Beyond them no tensor is written any more (counted in the info), while statistics go on.
         final: Where the dump will be moved afterwards; None: it stays.
 
+    Attributes:
+        saves_any: Whether the tensors of any entry may be saved as files.
+
     Raises:
         DumpError: unknown task, or the directory cannot be written.
     """
@@ -79,6 +82,7 @@ class DumpWriter:
         self.info = dataclasses.replace(info, complete=False, bytes_written=0, over_quota=0)
         self.with_tensors = task == "tensor"
         self.tensors = self._framework_tensors()
+        self.saves_any = self._saves_any()
         self._tensors = self._tensor_folder(max_bytes, self.directory if final is None else final)
         self._readings = self.tensors.reader()
         self._data: Places = {}
@@ -103,11 +107,6 @@ class DumpWriter:
         """Bytes written so far: files of tensors, and the file of lines."""
         return self._tensors.num_bytes + self._lines.num_bytes
 
-    @property
-    def saves_any(self) -> bool:
-        """Whether the tensors of any entry may be saved as files."""
-        return self.with_tensors
-
     def next_order(self) -> int:
         """Return the next number, from 1, in the order in which values became known."""
         return self._readings.next_order()
@@ -120,7 +119,7 @@ class DumpWriter:
         """
         for error in self._readings.read(leaves):
             self.count_error(error)
-        if self.saves(key):
+        if self.saves_any and self.saves(key):
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
 
@@ -295,6 +294,9 @@ class DumpWriter:
         if os.getpid() == self._pid:
             with contextlib.suppress(DumpError, OSError, RuntimeError):
                 self.flush()
+
+    def _saves_any(self) -> bool:
+        return self.with_tensors
 
     def _framework_tensors(self) -> FrameworkTensors:
         """Return what is asked about tensors: torch's here; subclasses write those of other frameworks."""
