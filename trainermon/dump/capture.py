@@ -261,6 +261,13 @@ class ModuleCapture:
         self._border.tripped = True
         self._calls.reset()
 
+    def release(self) -> None:
+        """Forget everything: calls refer to each other, and would stay until the garbage collector finds them."""
+        for call in [call for watched in self._watched for call in watched.calls]:
+            call.children.clear()
+            call.watched.calls.clear()
+        vars(self).clear()
+
     def stop_in_child(self) -> None:
         """Stop recording in a forked child process, and write nothing there: the files belong to the parent."""
         self._border.tripped = True

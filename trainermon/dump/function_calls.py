@@ -113,6 +113,11 @@ class FunctionCapture(TorchFunctionMode):
         self._gradients.close()
         self.tripped = True
 
+    def release(self) -> None:
+        """Forget everything, which would stay until the garbage collector finds it: this object refers to itself."""
+        vars(self).clear()
+        self.tripped = True  # hooks on tensors that are still there ask
+
     def stop_in_child(self) -> None:
         """Stop recording in a forked child process, and write nothing there: the files belong to the parent."""
         self.tripped = True

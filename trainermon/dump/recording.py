@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.collector import RareCollections
 from trainermon.dump.debugger_config import DebuggerConfig
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.function_calls import FunctionCapture
@@ -58,6 +59,7 @@ class DumpRecording:
         self._functions: FunctionCapture | None = None
         self._stance: Any = None
         self._is_on = False
+        self._collections = RareCollections()
         self._notes: tuple[str, ...] = info.notes
 
     @property
@@ -82,6 +84,7 @@ class DumpRecording:
             return
         names = named_models(models)
         self._is_on = True
+        self._collections.begin()
         self._run_eagerly(names.values())
         if self._config.collects_modules or only_inside:
             self._begin_modules(names, as_entries=only_inside)
@@ -92,6 +95,7 @@ class DumpRecording:
         """Remove the hooks, and write the dump's final files (dump.json and others)."""
         if self._is_on:
             self._is_on = False
+            self._collections.end()
             self.writer.take_notes(self._notes)
             if self._modules is not None:
                 self._modules.detach()
@@ -107,9 +111,13 @@ class DumpRecording:
         self._variables.close()
         self.end()
         self.writer.close()
+        for capture in (self._modules, self._functions):
+            if capture is not None:
+                capture.release()
 
     def stop_in_child(self) -> None:
         """Stop recording in a forked child, and write nothing: the files belong to another process."""
+        self._collections.end()
         for capture in (self._modules, self._functions):
             if capture is not None:
                 capture.stop_in_child()
