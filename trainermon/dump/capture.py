@@ -25,12 +25,15 @@ from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.guard import ContainedCall
-from trainermon.hooks.names import chosen, plain_name
+from trainermon.hooks.names import chosen
+from trainermon.hooks.names import plain_name as found_plain_name
 
 ROOT_NAME = "root"
 # A wrapper module that a model in it is full of; it says the same as what is in it.
 FSDP1 = "FullyShardedDataParallel"
 FLAT = "_flat_param"
+# The modules of a model have the same names in every dump.
+plain_name = functools.lru_cache(maxsize=65536)(found_plain_name)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

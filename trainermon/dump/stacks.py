@@ -31,6 +31,15 @@ _TEXTS: dict[tuple[int, int], tuple[str, CodeType]] = {}
 # Stacks by the places of all their frames, beside the codes, which have to stay the only ones with their ids.
 _STACKS: dict[bytes, tuple[tuple[str, ...], list[CodeType]]] = {}
 _PLACE_BYTES = 16
+# What frames.c calls of the interpreter, in its order.
+_OF_PYTHON = (
+    "PyThreadState_Get",
+    "PyThreadState_GetFrame",
+    "PyFrame_GetBack",
+    "PyFrame_GetCode",
+    "PyFrame_GetLasti",
+    "Py_DecRef",
+)
 MAX_WALKED = 512  # frames, the framework's too
 
 
@@ -58,9 +67,7 @@ class _FramePlaces(threading.local):
     """The compiled function that tells which codes run, see frames.c. Not every interpreter has what it calls."""
 
     def __init__(self, function: Any) -> None:
-        names = ("PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack", "PyFrame_GetCode")
-        names = (*names, "PyFrame_GetLasti", "Py_DecRef")
-        addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in names]
+        addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _OF_PYTHON]
         self._python = (ctypes.c_void_p * len(addresses))(*addresses)
         self._places = ctypes.create_string_buffer(_PLACE_BYTES * MAX_WALKED)
         self._view = memoryview(self._places)

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.core.values import STATISTICS
@@ -175,12 +176,12 @@ class _WrittenRows:
         if len(waiting) == MAX_ROWS:
             self.bring()
         try:
-            is_written = write_dense(tensor, self._begin + ROW_BYTES * len(waiting))
+            if not write_dense(tensor, self._begin + ROW_BYTES * len(waiting)):
+                return False
         except RuntimeError:  # whoever reads it in the other way tells why
             return False
-        if is_written:
-            waiting.append((reading, tensor.dtype))
-        return is_written
+        waiting.append((reading, tensor.dtype))
+        return True
 
     @property
     def waits(self) -> bool:
@@ -197,7 +198,8 @@ class _WrittenRows:
     def bring(self) -> None:
         if not self._waiting:
             return
-        rows = self._rows[: len(self._waiting)].tolist()
+        with DisableTorchFunction():  # a flush may come where a function mode is on, and records what is called
+            rows = self._rows[: len(self._waiting)].tolist()
         for (reading, dtype), row in zip(self._waiting, rows, strict=True):
             reading.numbers = numbers_text(row, element_kind(dtype))
         self._waiting.clear()

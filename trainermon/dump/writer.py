@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -274,11 +273,8 @@ class DumpWriter:
             "framework": self.tensors.framework,
             "dump_data_dir": str(self._tensors.final.absolute()) if self.saves_any else None,
         }
-        yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
-        separator = "\n"
-        for key, value in self._lines.values(self._data):
-            yield f"{separator}  {quoted(key)}: {value}"
-            separator = ",\n"
+        yield object_text(head).removesuffix("\n}") + ',\n "data": {'
+        yield ",".join([f"\n  {quoted(key)}: {value}" for key, value in self._lines.values(self._data)])
         yield "\n }\n}\n"
 
     def _put(self, head: str, value: dict[str, Any], places: Places, key: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainermon.dump.files.lines import LineFile
-from trainermon.dump.forms import quoted
+from trainermon.dump.forms import json_text, quoted
+
+_LINE, _END = "\n ", "\n}"
 
 
 class CallTree:
@@ -72,4 +73,4 @@ def object_text(value: dict[str, Any]) -> str:
 
     `json.dumps(value, indent=1)` would take ten times as long.
     """
-    return "{" + ",".join(f"\n {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}"
+    return f"{{{','.join([f'{_LINE}{quoted(key)}: {json_text(item)}' for key, item in value.items()])}{_END}"
