@@ -1,12 +1,10 @@
 """`PrecisionDebugger` as scripts use it: which steps, ranks and names are dumped, and that no bit changes."""
 
-import gc
 import json
 import logging
 import math
 import os
 import struct
-import weakref
 import zlib
 from pathlib import Path
 
@@ -22,10 +20,8 @@ from tests.dump.workbench import VOCABULARY, Network
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
 from trainermon.core.errors import AttachError, ConfigError
-from trainermon.dump.collector import OBJECTS
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.function_calls import FunctionCapture
-from trainermon.dump.writer import DumpWriter
 
 
 @pytest.fixture(autouse=True)
@@ -66,16 +62,6 @@ def dumped(tmp_path, *, config=None, model=None, steps=1, file=True, **arguments
         assert (info["errors"], info["first_error"]) == (0, "")
         data[folder.parent.name] = json.loads((folder / "dump.json").read_text())["data"]
     return data
-
-
-def write_config(tmp_path, **config):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"dump_path": str(tmp_path / "dump"), **config}))
-    return path
-
-
-def strange_disk():
-    raise OSError("the disk is gone")
 
 
 def test_three_lines_dump_the_chosen_steps(tmp_path):
@@ -311,63 +297,6 @@ def test_stop_and_start_within_a_step_go_on_counting(tmp_path):
 
     keys = {entry.key for entry in read_dump(tmp_path / "step0/rank0").entries}
     assert {"Module.0.fc.Linear.forward.1", "Functional.linear.1.forward"} <= keys
-
-
-def test_what_the_dump_calls_itself_is_not_recorded(tmp_path):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x):
-            y = self.fc(x)
-            return y, y * 2  # nobody uses the second: its gradient does not arrive before the end
-
-    model = nn.Sequential(Two())
-    debugger = PrecisionDebugger(write_config(tmp_path, flush_s=1e9), level="mix")
-    debugger.start(model)
-    model(torch.ones(2, 4))[0].sum().backward()
-    PrecisionDebugger._instance._recording.writer._lines._max_wait_s = 0  # what is written at the end is flushed
-    debugger.stop()
-
-    info = json.loads((tmp_path / "dump/step0/rank0/dump_info.json").read_text())
-    tree = json.loads((tmp_path / "dump/step0/rank0/construct.json").read_text())
-    assert (info["errors"], info["first_error"]) == (0, "")
-    assert not [key for key in tree if "__getitem__" in key]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_garbage_collector_runs_as_before_after_a_dump_and_finds_nothing_of_it(tmp_path, monkeypatch, fails):
-    usual, during = gc.get_threshold(), []
-    model = Small()
-    model.fc.register_forward_hook(lambda *_: during.append(gc.get_threshold()))
-    if fails:
-        monkeypatch.setattr(DumpWriter, "publish", lambda _self: strange_disk())
-    debugger = PrecisionDebugger(write_config(tmp_path), level="mix")
-    debugger.start(model)
-    model(torch.ones(2, 4)).backward()
-    seen = weakref.ref(PrecisionDebugger._instance._recording._modules)
-    gc.disable()
-    try:
-        debugger.stop()
-        assert gc.get_threshold() == usual
-        debugger.step()
-        assert fails or seen() is None or not vars(seen())
-    finally:
-        gc.enable()
-    assert during == [(OBJECTS, *usual[1:])]
-
-
-def test_a_threshold_that_the_script_sets_meanwhile_stays(tmp_path):
-    usual = gc.get_threshold()
-    debugger = PrecisionDebugger(write_config(tmp_path), level="L0")
-    debugger.start(Small())
-    gc.set_threshold(800, 5, 5)
-    try:
-        debugger.stop()
-        assert gc.get_threshold() == (800, 5, 5)
-    finally:
-        gc.set_threshold(*usual)
 
 
 def test_a_dump_that_was_never_stopped_can_be_read(tmp_path):

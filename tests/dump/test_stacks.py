@@ -5,8 +5,8 @@ import traceback
 
 import pytest
 
-from trainermon.dump import stacks
-from trainermon.dump.stacks import call_stack
+from trainermon.dump.facts import stacks
+from trainermon.dump.facts.stacks import call_stack
 
 
 @pytest.fixture(params=["compiled", "walked"], autouse=True)

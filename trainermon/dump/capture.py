@@ -19,10 +19,10 @@ from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.encode import encode, encode_output, tensor_form
 from trainermon.dump.facts.module_attributes import ConstructedModule, further_tensors, has_further
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
-from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.guard import ContainedCall
 from trainermon.hooks.names import chosen

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.dump.function_modes import put_in, take_out
 from trainermon.dump.function_names import name_of, unreplaced
 from trainermon.dump.seeds import rank
-from trainermon.dump.stacks import call_stack
 from trainermon.dump.torch_tensors import checksum
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.encode import encode, encode_output
 from trainermon.dump.facts.generator_states import GENERATOR, generator_state
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
 from trainermon.dump.forms import TensorLeaf
@@ -27,7 +28,6 @@ from trainermon.dump.function_modes import ModeSwitch
 from trainermon.dump.function_names import SILENT, FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.recomputed_calls import RecomputedCalls
-from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.consumers import TensorConsumers
 from trainermon.hooks.guard import ContainedCall

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.accuracy.calls import OperationCall
+from trainermon.dump.facts.stacks import innermost_line
 from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict
-from trainermon.dump.stacks import innermost_line
 from trainermon.hooks.names import plain_name
 from trainermon.replay.precise import (
     OperationJudgement,

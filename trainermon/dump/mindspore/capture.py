@@ -13,12 +13,12 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, nn
 
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.mindspore.encoding import encode_output, taken, tensor_form
 from trainermon.dump.mindspore.gradients import BackwardOfCall, CallGradients
 from trainermon.dump.mindspore.writer import CellWriter
-from trainermon.dump.stacks import call_stack
 from trainermon.hooks.containment import PlainContainedCall
 from trainermon.hooks.mindspore.functions import is_in_backward
 from trainermon.hooks.mindspore.hooks import before_with_kwargs, behind, on_gradient

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspore import nn, ops
 
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.mindspore.capture import CellCapture
@@ -16,7 +17,6 @@ from trainermon.dump.mindspore.encoding import encode_output, taken
 from trainermon.dump.mindspore.function_names import recorded_functions, recorded_primitives
 from trainermon.dump.mindspore.gradients import BackwardOfCall, CallGradients
 from trainermon.dump.mindspore.writer import CellWriter
-from trainermon.dump.stacks import call_stack
 from trainermon.hooks.containment import PlainContainedCall
 from trainermon.hooks.mindspore.functions import ReplacedFunctions, is_in_backward
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainermon.dump.stacks import innermost_line
+from trainermon.dump.facts.stacks import innermost_line
 
 
 def innermost_place() -> str:

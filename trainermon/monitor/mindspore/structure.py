@@ -15,7 +15,7 @@ from mindspore import Tensor
 
 from trainermon.core.outbox import Parcel
 from trainermon.core.private_files import make_private_folder, open_private
-from trainermon.dump.stacks import call_stack
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore import hooks
 from trainermon.monitor.mindspore.micro_steps import CellSteps

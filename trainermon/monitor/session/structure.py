@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainermon.core.outbox import Parcel
 from trainermon.core.private_files import make_private_folder, open_private
-from trainermon.dump.stacks import call_stack
+from trainermon.dump.facts.stacks import call_stack
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import TapHandle, WatchedModule
