@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import trainermon
-from trainermon.statistics.native import library
+from trainermon.core.native.library import library
 
 _OWN = tuple({os.path.dirname(os.path.abspath(trainermon.__file__)), os.path.dirname(os.path.abspath(__file__))})
 # Only looked up, not imported: one of them may not be there.
