@@ -5,6 +5,7 @@ Each rank keeps its own state, and nothing is said of it that would not be said 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from trainermon.alerts.watch import RuleWatch
 from trainermon.core.derived import Array
 from trainermon.core.journal.patterns import compact
 
-_MAX_PLANS = 64  # ranks that keep pace come together, in a few combinations
+_MAX_PLANS = 32  # ranks that keep pace come together, in a few combinations
+_MAX_ROWS = 16384  # judged at once: more gain nothing, and their moments would leave the cache
 
 
 class TakenStep(NamedTuple):
@@ -126,12 +128,14 @@ class StepBatches:
 
         Calm is a rank on which no condition holds and no alert is on.
         """
-        plan = self._plan(steps)
         stirred: set[int] = set()
         with np.errstate(all="ignore"):
-            gathered = [_moments(parts, steps) for parts in plan.gathers]
-            for look in plan.looks:
-                stirred.update(look.observe(gathered[look.gather], steps))
+            for begin, end in _pieces([step.values.shape[1] for step in steps]):
+                piece = steps[begin:end]
+                plan = self._plan(piece)
+                gathered = [_moments(parts, piece) for parts in plan.gathers]
+                for look in plan.looks:
+                    stirred.update(begin + place for place in look.observe(gathered[look.gather], piece))
         return stirred
 
     def _plan(self, steps: Sequence[TakenStep]) -> BatchPlan:
@@ -141,6 +145,17 @@ class StepBatches:
                 self._plans.clear()
             self._plans[name] = _planned(steps)
         return self._plans[name]
+
+
+def _pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where pieces of consecutive ranks begin and end that have `_MAX_ROWS` rows together, or are one rank."""
+    begins, num_rows = [0], 0
+    for place, size in enumerate(sizes):
+        if num_rows and num_rows + size > _MAX_ROWS:
+            begins.append(place)
+            num_rows = 0
+        num_rows += size
+    return list(itertools.pairwise([*begins, len(sizes)]))
 
 
 def _planned(steps: Sequence[TakenStep]) -> BatchPlan:

@@ -109,8 +109,9 @@ class RowPlans:
         added = keys[self._num_keys :]
         placements = list(header.placements[self._num_keys : len(keys)])
         placements += [None] * (len(added) - len(placements))
+        num_ranks = header.coordinates.local_world_size
         for watch, chosen in zip(self._watches, self._matching(added), strict=True):
-            watch.extend(added, placements, chosen)
+            watch.extend(added, placements, chosen, num_ranks=num_ranks)
         for number, key in enumerate(added, start=self._num_keys):
             if key == SeriesKey(Kind.STEP, SKIPPED_SERIES):
                 self._skipped_id = number
@@ -145,7 +146,7 @@ class RowPlans:
             if rows.size:
                 name = rows.tobytes() if divisors is None else watch.rule.name.encode()
                 source = sources.setdefault(name, len(sources))
-                yield RuleRows(watch, compact(rows), watch.slot_of_id[series[rows]], divisors, source)
+                yield RuleRows(watch, compact(rows), watch.slot_of_id[series[rows]].astype(np.intp), divisors, source)
 
 
 def _place(series: NDArray[Any], number: int) -> int:

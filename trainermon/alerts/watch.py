@@ -48,7 +48,7 @@ class RuleWatch:
         self.watcher = watcher
         self.places: Indices = np.zeros(0, np.intp)
         self.group = RuleState(rule)
-        self.slot_of_id = np.zeros(0, np.intp)
+        self.slot_of_id = np.zeros(0, np.int32)
         self.on = False
         self.announced = 0
         self.compares = isinstance(rule.when, ACROSS_RANKS)
@@ -62,22 +62,32 @@ class RuleWatch:
         """Forget states and series numbers of the attempt that has ended; series and usual ranges stay."""
         self.group.reset()
         self.watcher.reset(self.places)
-        self.slot_of_id = np.zeros(0, np.intp)
+        self.slot_of_id = np.zeros(0, np.int32)
         if self.partners:
             self.partners.reset()
         self.on = False
         self.announced = 0
 
-    def extend(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], chosen: Sequence[int]) -> None:
-        """Register the series that are new in the rank's table; `chosen` are positions of those the rule looks at."""
-        slots = np.full(len(keys), NO_SLOT)
+    def extend(
+        self,
+        keys: Sequence[SeriesKey],
+        placements: Sequence[Placement | None],
+        chosen: Sequence[int],
+        *,
+        num_ranks: int,
+    ) -> None:
+        """Register the series that are new in the rank's table; `chosen` are positions of those the rule looks at.
+
+        `num_ranks` are the ranks that are expected to show as many.
+        """
+        slots = np.full(len(keys), NO_SLOT, np.int32)
         for row in chosen:
             slots[row] = self._slot(keys[row])
         self.slot_of_id = np.concatenate((self.slot_of_id, slots))
         num_added = len(self.keys) - len(self.places)
         if num_added:
             self.group.grow(len(self.keys))
-            self.places = np.concatenate((self.places, self.watcher.add(num_added)))
+            self.places = np.concatenate((self.places, self.watcher.add(num_added, num_ranks=num_ranks)))
         if self.partners:
             self.partners.extend(keys)
         if len(chosen):

@@ -13,7 +13,7 @@ from trainermon.alerts.extensions import CustomCondition, factory_of
 from trainermon.core.derived import Array
 from trainermon.core.values import Placement, SeriesKey
 
-_GROWTH = 1.25
+_GROWTH = 1.125
 
 _logger = logging.getLogger(__name__)
 
@@ -50,12 +50,15 @@ class ContainedWatcher(ConditionWatcher):
         self._num_series = self._room = 0
         self._watcher: ConditionWatcher = self._attempt(make) or ConditionWatcher()
 
-    def add(self, num_series: int) -> Indices:
-        """Make room for so many more series, and return their slots."""
+    def add(self, num_series: int, *, num_ranks: int = 1) -> Indices:
+        """Make room for so many more series, and return their slots.
+
+        The first time there is room for as many of each of `num_ranks` ranks, so that nothing is copied as they come.
+        """
         slots = np.arange(self._num_series, self._num_series + num_series)
         self._num_series += num_series
-        if self._num_series > self._room:  # with some to spare: ranks come one after the other, and arrays are copied
-            self._room = max(self._num_series, int(_GROWTH * self._room))
+        if self._num_series > self._room:
+            self._room = max(self._num_series, int(_GROWTH * self._room) or num_ranks * num_series)
             self.grow(self._room)
         return slots
 
