@@ -5,7 +5,8 @@
 
 A bare and a dumped step of one model are run in turn; what counts is the CPU time that the dump adds. Either tool has
 its own process; with `both` the processes take turns, and the ratio is that of neighbours. Both write the same entries,
-stacks and tree of calls for the same tensors (L0: 100 entries with 250 tensors, mix: 190 with 570).
+stacks and tree of calls for the same tensors (L0: 100 entries with 250 tensors, mix: 190 with 570). Dumps go into the
+folder for temporary files: with `TMPDIR=/dev/shm` the figures are those of the tools, not of a disk's file system.
 """
 
 from __future__ import annotations
