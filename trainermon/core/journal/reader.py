@@ -7,6 +7,8 @@ removed), so an incomplete frame at its end is torn then; in the newest file it 
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from trainermon.core.journal.frames import (
 from trainermon.core.journal.scan import FrameFile
 
 _UNNUMBERED = (frames.HEADER, frames.END)
+_LISTING_S = 1.0
 
 
 class RecordSequence:
@@ -112,6 +115,7 @@ class JournalReader:
         self._file: FrameFile | None = None
         self._finished = False
         self._sequence = RecordSequence()
+        self._next_listing_s = 0.0
 
     def poll(self, max_bytes: int = 32 << 20) -> list[Record]:
         """Return the records written since the last call, up to about `max_bytes` but at least one.
@@ -210,8 +214,22 @@ class JournalReader:
             yield record, num_bytes
 
     def _is_finished(self, file: FrameFile) -> bool:
+        """Return whether nobody writes to the file any more; asked whenever there is nothing new, for every rank.
+
+        Numbers have no gaps, so the next one is looked for. Where somebody has removed it, a listing finds those after
+        it, within a second: a listing costs as much as the names of all ranks.
+        """
+        if self._has(self.cursor.file + 1) or file.is_removed():
+            return True
+        now_s = time.monotonic()
+        if now_s < self._next_listing_s:
+            return False
+        self._next_listing_s = now_s + _LISTING_S
         existing = list_files(self._directory, self._rank)
-        return bool(existing and existing[-1] > self.cursor.file) or file.is_removed()
+        return bool(existing and existing[-1] > self.cursor.file)
+
+    def _has(self, number: int) -> bool:
+        return os.path.lexists(file_path(self._directory, self._rank, number))
 
     def _leave(self, file: FrameFile) -> None:
         """Go on to the next number; a file that vanished before its first frame leaves its number to a new one."""

@@ -45,6 +45,8 @@ class FrameFile:
         Raises:
             JournalError: The frame has another format version.
         """
+        if offset >= self._begin + len(self._buffer) and offset >= self.size():
+            return None  # the common case while a file grows
         while (position := self._find_magic(offset)) is not None:
             head_bytes = self._load(position, HEAD_BYTES)
             head = decode_head(head_bytes)

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.core.native.library import library
 from trainermon.core.values import STATISTICS
-from trainermon.statistics.native import ROW_BYTES, library
+from trainermon.statistics.native import ROW_BYTES
 
 Rows = npt.NDArray[np.float64]
 
