@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, _make_nccl_premul_sum
 
 from tests.monitor.taps.collective_rows import Steps, close, moments
 from trainermon.monitor.taps.operands import keeps
@@ -111,7 +111,7 @@ def test_operation_that_scales_keeps_nothing():
     assert not keeps(options, [x], [x.double()])
     assert not keeps(options, [], [x])
 
-    options.reduceOp = dist._make_nccl_premul_sum(2.0)
+    options.reduceOp = _make_nccl_premul_sum(2.0)
 
     assert not keeps(options, [x], [x])
 
