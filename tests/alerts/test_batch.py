@@ -102,6 +102,17 @@ def test_a_damaged_block_of_one_rank_costs_the_others_nothing(tmp_path: Path) ->
     assert [alert.rank for alert in feed(engine, KEYS, [block(1, {1: [NAN]})], rank=1)] == [1]  # it goes on
 
 
+def test_a_damaged_block_that_begins_an_attempt_loses_no_end_of_an_alert(tmp_path: Path) -> None:
+    engine = RuleEngine(rules(tmp_path, TEXT))
+    feed(engine, KEYS, [block(0, {1: [NAN]})])
+    with pytest.raises(IndexError):
+        engine.evaluate(header(0, 1), KEYS, block(0, {99: [1.0]}))
+
+    changed = engine.evaluate(header(0, 1), KEYS, block(1, {1: [1.0]}))
+
+    assert [(alert.rule, alert.attempt, alert.state.value) for alert in changed] == [("nonfinite", 0, "resolved")]
+
+
 def test_a_second_step_of_a_rank_must_wait(tmp_path: Path) -> None:
     engine = RuleEngine(rules(tmp_path, TEXT))
     engine.take(header(3), KEYS, block(0, {1: [1.0]}))

@@ -131,10 +131,12 @@ class RuleEngine:
             ValueError: A step of this rank waits for `settle`.
         """
         number = header.coordinates.rank
-        if number in self._begun:
+        earlier = self._begun.get(number)
+        if earlier is not None and earlier.taken is not None:
             raise ValueError(f"found a second step of rank {number}, expected one of each rank before settle()")
         rank = self._rank(number)
-        begun = self._begun[number] = BegunStep(header, block.time_s, rank, self._begin_attempt(rank, header, block))
+        changes = (earlier.changes if earlier else []) + self._begin_attempt(rank, header, block)
+        begun = self._begun[number] = BegunStep(header, block.time_s, rank, changes)
         begun.taken = rank.take(header, keys, block)
 
     def settle(self) -> list[Alert]:
