@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 
@@ -46,3 +49,10 @@ def test_a_kernel_that_is_not_known_is_for_others_to_tell(monkeypatch: pytest.Mo
     assert crc32(bytes(10_000)) == zlib.crc32(bytes(10_000))
 
     checksum._compiled.cache_clear()
+
+
+def test_a_kernel_that_is_not_known_stops_no_import() -> None:
+    code = "import trainermon.dump.facts.stacks, trainermon.statistics.rows.host_rows"
+    ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRAINERMON_KERNEL": "fast"}, check=False)
+
+    assert ended.returncode == 0

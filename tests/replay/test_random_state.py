@@ -73,8 +73,15 @@ def test_another_bit_generator_is_asked_as_it_is():
         np.random.set_bit_generator(usual)  # type: ignore[attr-defined]
 
 
-def test_torchs_state_is_what_torch_says_however_it_was_used():
-    draws, before = random.Random(0), torch.get_rng_state()
+@pytest.fixture
+def torch_state():
+    before = torch.get_rng_state()
+    yield
+    torch.set_rng_state(before)
+
+
+def test_torchs_state_is_what_torch_says_however_it_was_used(torch_state):
+    draws = random.Random(0)
     uses = (
         lambda: None,
         lambda: torch.randn(draws.randrange(20)),  # few leave a second normal number ready, or take the one that is
@@ -83,38 +90,27 @@ def test_torchs_state_is_what_torch_says_however_it_was_used():
         lambda: torch.nn.functional.dropout(torch.ones(draws.randrange(2000)), 0.5),
         lambda: torch.manual_seed(draws.randrange(3)),
     )
-    try:
-        for number in range(1000):
-            draws.choice(uses)()
-            assert torch.equal(RandomState.current([]).cpu, torch.get_rng_state()), number
-    finally:
-        torch.set_rng_state(before)
+    for number in range(1000):
+        draws.choice(uses)()
+        assert torch.equal(RandomState.current([]).cpu, torch.get_rng_state()), number
 
 
-def test_torch_is_not_asked_again_if_its_generator_was_not_used():
-    before = torch.get_rng_state()
-    try:
-        torch.manual_seed(0)
-        first = RandomState.current([]).cpu
-        torch.ones(3).sum()
+def test_torch_is_not_asked_again_if_its_generator_was_not_used(torch_state):
+    torch.manual_seed(0)
+    first = RandomState.current([]).cpu
+    torch.ones(3).sum()
 
-        assert RandomState.current([]).cpu is first
-        torch.rand(1)
-        assert RandomState.current([]).cpu is not first
-    finally:
-        torch.set_rng_state(before)
+    assert RandomState.current([]).cpu is first
+    torch.rand(1)
+    assert RandomState.current([]).cpu is not first
 
 
-def test_a_normal_number_that_torch_was_given_back_is_seen_when_asked_for_anew():
-    before = torch.get_rng_state()
-    try:
-        torch.manual_seed(1)
-        torch.randn(1, dtype=torch.float64)
-        with_number = torch.get_rng_state()
-        torch.randn(1, dtype=torch.float64)
-        RandomState.current([])
-        torch.set_rng_state(with_number)
+def test_a_normal_number_that_torch_was_given_back_is_seen_when_asked_for_anew(torch_state):
+    torch.manual_seed(1)
+    torch.randn(1, dtype=torch.float64)
+    with_number = torch.get_rng_state()
+    torch.randn(1, dtype=torch.float64)
+    RandomState.current([])
+    torch.set_rng_state(with_number)
 
-        assert torch.equal(RandomState.current([], anew=True).cpu, with_number)
-    finally:
-        torch.set_rng_state(before)
+    assert torch.equal(RandomState.current([], anew=True).cpu, with_number)

@@ -22,8 +22,8 @@ from trainermon.replay.graph import has_reentrant_checkpoint
 from trainermon.replay.state import AutocastState, BufferKeeper, KeptBuffer, NotCoveredError, RandomState, accelerators
 from trainermon.replay.suitability import ModelStage, stage_of
 
-# Called by `map`, which saves the interpreter's share of the time.
 _TENSORS = {Tensor}
+# Called by `map`, which saves the interpreter's share of the time.
 _VERSION, _SIZE, _TRAINS = map(operator.attrgetter, ("_version", "size_bytes", "training"))
 
 
@@ -328,6 +328,5 @@ def _tensors(given: Any) -> list[Tensor]:
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:
     """Return how many bytes the elements of `tensors` take."""
-    return sum(
-        [tensor.numel() * tensor.element_size() for tensor in tensors]
-    )  # a list, as a generator is called for each of them
+    # a list, as a generator is called for each of them
+    return sum([tensor.numel() * tensor.element_size() for tensor in tensors])

@@ -7,7 +7,7 @@ import functools
 import zlib
 from typing import Any
 
-from trainermon.core.native.library import library
+from trainermon.core.native.library import library_or_none
 
 _WORTH = 8192  # bytes, from which a call through ctypes costs less than what it saves
 
@@ -29,10 +29,7 @@ def crc32(data: Any, value: int = 0) -> int:
 
 @functools.cache
 def _compiled() -> ctypes.CDLL | None:
-    try:
-        found = library()
-    except ValueError:  # what TRAINERMON_KERNEL says is told by those who compute statistics
-        return None
+    found = library_or_none()
     if found is None or not hasattr(found, "trainermon_crc32"):
         return None
     found.trainermon_crc32.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)

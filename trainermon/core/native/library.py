@@ -31,6 +31,14 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+def library_or_none() -> ctypes.CDLL | None:
+    """Return the library; None, too, if TRAINERMON_KERNEL has an unknown value, which those who read tensors tell."""
+    try:
+        return library()
+    except ValueError:
+        return None
+
+
 def _open_library() -> ctypes.CDLL | None:
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = _FOLDER / f"_moments{suffix}"

@@ -1,9 +1,9 @@
 /*
  * The frames of the interpreter that run now: which code each of them runs, and at which instruction.
  *
- * A stack is looked up for every call that a dump records. To walk it in Python takes ten times as long. Only functions
- * of CPython's stable interface are called, by the addresses that the interpreter itself gives: nothing of Python is
- * needed to build this.
+ * A stack is looked up for every call that a dump records. To walk it in Python takes ten times as long. Only public
+ * functions of CPython are called, by the addresses that the interpreter itself gives: nothing of Python is needed to
+ * build this.
  */
 #include <stdint.h>
 

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import trainermon
-from trainermon.core.native.library import library
+from trainermon.core.native.library import library_or_none
 
 _OWN = tuple({os.path.dirname(os.path.abspath(trainermon.__file__)), os.path.dirname(os.path.abspath(__file__))})
 # Only looked up, not imported: one of them may not be there.
@@ -82,7 +82,7 @@ class _FramePlaces(threading.local):
 
 
 def _frame_places() -> _FramePlaces | None:
-    found = library()
+    found = library_or_none()
     if found is None or not hasattr(found, "trainermon_frames"):
         return None
     try:

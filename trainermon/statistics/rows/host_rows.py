@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.core.native.library import library
+from trainermon.core.native.library import library_or_none
 from trainermon.core.values import STATISTICS
 from trainermon.statistics.native import ROW_BYTES
 
@@ -95,7 +95,7 @@ def _row_of(value: float) -> list[float]:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    found = library()
+    found = library_or_none()
     if found is None or not hasattr(found, "trainermon_write_columns"):
         return None
     found.trainermon_write_columns.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
