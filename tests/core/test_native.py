@@ -51,7 +51,7 @@ def test_a_kernel_that_is_not_known_is_for_others_to_tell(monkeypatch: pytest.Mo
     checksum._compiled.cache_clear()
 
 
-def test_a_kernel_that_is_not_known_stops_no_import() -> None:
+def test_a_kernel_that_is_not_known_stops_no_import_of_what_reads_no_tensor() -> None:
     code = "import trainermon.dump.facts.stacks, trainermon.statistics.rows.host_rows"
     ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRAINERMON_KERNEL": "fast"}, check=False)
 

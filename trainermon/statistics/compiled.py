@@ -73,21 +73,14 @@ class _MomentsKernel:
 
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
-        if len(tensors) == 1:  # on its own most often, between calls that leave nothing of this in the cache
-            tensor = tensors[0]
-            kind = _KIND_OF.get(tensor.dtype)
-            if kind is not None and type(tensor) in PLAIN_TYPES and tensor.is_cpu and tensor.is_contiguous():
-                count = tensor.numel()
-                num_threads = 1 if count < PARALLEL else torch.get_num_threads()
-                address = out.data_ptr() + first_row * ROW_BYTES
-                if self._native.write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads):
-                    raise no_memory(tensor)
-                return
+        address = out.data_ptr() + first_row * ROW_BYTES
+        # on its own most often, between calls that leave nothing of what follows in the cache
+        if len(tensors) == 1 and _write_dense(self._native.write, tensors[0], address):
+            return
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
         packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None
         if packed is None:
             packed = _pack(tensors, first_row, others)
-        address = out.data_ptr() + first_row * ROW_BYTES
         missing = self._native.write(packed, len(tensors), address, torch.get_num_threads())
         if missing:
             raise no_memory(tensors[missing - 1])
