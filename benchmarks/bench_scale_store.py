@@ -65,7 +65,8 @@ def main() -> int:
         runs = RunList([Path(name)])
         _say("trainermon serve, first look", runs.scan)
         _say("trainermon serve, next look", runs.scan)
-        _say("trainermon serve, page of the run", lambda: asyncio.run(_page(runs)))
+        _say("trainermon serve, page of the run", lambda: asyncio.run(_page(runs, is_whole=False)))
+        _say("trainermon serve, all of the page", lambda: asyncio.run(_page(runs, is_whole=True)))
     print(f"memory, peak                       {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:8.0f} MB")
     return 0
 
@@ -75,11 +76,16 @@ def _rows(connection: Any, query: str) -> list[tuple[Any, ...]]:
     return found
 
 
-async def _page(runs: RunList) -> None:
-    """Read the run as its page needs it."""
+async def _page(runs: RunList, *, is_whole: bool) -> None:
+    """Read the run as its page needs it: first what it shows at once, then where `is_whole` everything."""
     ((key, place),) = runs.places.items()
     with ThreadPoolExecutor(1) as executor:
-        await StoredRun(place.path, executor=executor, facts=lambda: runs.facts[key]).refresh(max_age_s=0.0)
+        run = StoredRun(place.path, executor=executor, facts=lambda: runs.facts[key])
+        await run.refresh(max_age_s=0.0)
+        if is_whole:
+            await run.complete()
+        else:
+            await run.close()
 
 
 def _write(run_dir: Path, num_nodes: int, num_segments: int, num_steps: int) -> int:

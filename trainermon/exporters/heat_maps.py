@@ -12,7 +12,7 @@ from trainermon.core.journal import Header
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.grid import MIN_COLUMNS, StepGrid
 from trainermon.exporters.heat_rows import HEATMAP_STATISTICS, HeatRow, heat_row, statistics_of
-from trainermon.exporters.merge import OpenStep, heat
+from trainermon.exporters.merge import StepMoments, heat
 
 # What a heat map calls otherwise.
 _GRIDS = {"mean": "rms", "max": "absmax"}
@@ -58,7 +58,7 @@ class HeatMaps:
         self._places[index] = (key.stage * header.coordinates.pp_size + header.coordinates.pp, place)
         return index
 
-    def put(self, step: int, now: OpenStep) -> None:
+    def put(self, step: int, now: StepMoments) -> None:
         """Add the values of a step, merged over the ranks that have shown it; put twice, the larger stays."""
         for statistic, grid in self._grids.items():
             grid.put(step, self._values(now, statistic))
@@ -73,7 +73,7 @@ class HeatMaps:
         ordered = sorted(names, key=lambda name: order[name.partition("/")[0]])
         return [{"kind": name, "statistics": list(statistics_of(name))} for name in ordered]
 
-    def select(self, kind: str, statistic: str, still_open: Mapping[int, OpenStep]) -> tuple[StepGrid, list[str]]:
+    def select(self, kind: str, statistic: str, still_open: Mapping[int, StepMoments]) -> tuple[StepGrid, list[str]]:
         """Return the values of a heat map, and the label of each row; rows are in model order, inputs first.
 
         `still_open` are the steps that not all ranks have reached.
@@ -96,7 +96,7 @@ class HeatMaps:
             copy.put(step, _padded(self._values(now, source), len(self._rows))[chosen])
         return copy, [label for _, label, _ in rows]
 
-    def _values(self, step: OpenStep, statistic: str) -> np.ndarray:
+    def _values(self, step: StepMoments, statistic: str) -> np.ndarray:
         if len(self._sizes) < len(self._is_size):
             self._sizes = np.array(self._is_size)
         return heat(step.moments, statistic, is_size=self._sizes[: step.moments.shape[1]])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +38,15 @@ from trainermon.core.values import NO_ELEMENTS, STATISTICS, Kind, Placement, Ser
 Floats: TypeAlias = npt.NDArray[np.float64]
 Indices: TypeAlias = npt.NDArray[np.intp]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-RowMoments: TypeAlias = list[list[float]]  # of each row
+RowMoments: TypeAlias = list[list[Any]]  # of each row: numbers, or arrays of as many ranks
 
 STEP_TIME = "step_time"
 WAIT = "wait"
+LAG = "lag"
+GRAD_NORM = "grad_norm"
 
 _COUNT, _MIN, _MAX, _SUM, _SUM_SQ, _ZEROS, _NANS, _INFS = range(len(STATISTICS))
-_NEUTRAL = np.array([[getattr(NO_ELEMENTS, name)] for name in STATISTICS])
+NEUTRAL = np.array([[getattr(NO_ELEMENTS, name)] for name in STATISTICS])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ class RankStep(NamedTuple):
 class _MergeRule(NamedTuple):
     """How a number is made of a rank's rows (micro steps, groups, calls), and of the numbers of the ranks."""
 
-    rows: Callable[[RowMoments], float]
+    rows: Callable[[RowMoments], Any]
     ranks: Callable[[list[float]], float]
 
 
@@ -224,6 +226,14 @@ SCALARS: Mapping[str, _MergeRule] = MappingProxyType(
 _NAMES = tuple(SCALARS)
 
 
+class StepMoments(Protocol):
+    """A step as heat maps take it."""
+
+    @property
+    def moments(self) -> Floats:
+        """The moments by row of the heat maps, float64 [8, rows]."""
+
+
 class OpenStep:
     """Merges what ranks report of one step, until all have reached it."""
 
@@ -241,7 +251,7 @@ class OpenStep:
     @property
     def quantities(self) -> set[str]:
         """The quantities that `by_rank` knows of any rank."""
-        return {"lag"}.union(*(rank.scalars for rank in self.ranks.values()))
+        return {LAG}.union(*(rank.scalars for rank in self.ranks.values()))
 
     def by_rank(self, quantity: str, rows: Mapping[int, int]) -> Floats:
         """Return one quantity of every rank as an array, NaN where a rank has not reached the step.
@@ -251,36 +261,27 @@ class OpenStep:
         values = np.full(len(rows), np.nan)
         first_s = min(rank.time_s for rank in self.ranks.values())
         for rank, says in self.ranks.items():
-            values[rows[rank]] = says.time_s - first_s if quantity == "lag" else says.scalars.get(quantity, math.nan)
+            values[rows[rank]] = says.time_s - first_s if quantity == LAG else says.scalars.get(quantity, math.nan)
         return values
 
     def summary(self, step: int) -> StepSummary:
         """Return loss, gradient norm and the other numbers of the whole step, over the ranks that have reached it."""
         ranks = self.ranks.values()
-        shares = _present(rank.share for rank in ranks)
-        norms = _present(rank.scalars["grad_norm"] for rank in ranks)
-        names = self.quantities
-        told = {name: self._over_ranks(name) for name in SCALARS if name in names and name not in (STEP_TIME, WAIT)}
-        told.setdefault(LOSS_SERIES, math.nan)
-        return StepSummary(
-            step=step,
+        return summarise(
+            step,
             time_s=max(rank.time_s for rank in ranks),
-            # Where all counted copies are on other nodes, every rank here holds a replica of some of them.
-            grad_norm=math.sqrt(sum(shares)) if shares else max(norms, default=math.nan),
-            step_time_s=self._over_ranks(STEP_TIME),
-            **told,
+            shares=_present(rank.share for rank in ranks),
+            told={
+                name: _present(rank.scalars.get(name, math.nan) for rank in ranks)
+                for name in self.quantities
+                if name != LAG
+            },
         )
-
-    def _over_ranks(self, name: str) -> float:
-        values = _present(rank.scalars.get(name, math.nan) for rank in self.ranks.values())
-        if math.inf in values:
-            return math.inf
-        return SCALARS[name].ranks(values) if values else math.nan
 
     def _merge(self, rows: MergedRows, values: Floats) -> None:
         missing = rows.num_targets - self.moments.shape[1]
         if missing > 0:
-            self.moments = np.concatenate([self.moments, np.repeat(_NEUTRAL, missing, axis=1)], axis=1)
+            self.moments = np.concatenate([self.moments, np.repeat(NEUTRAL, missing, axis=1)], axis=1)
         into, at = self.moments, rows.targets
         if rows.are_distinct:
             into[_COUNT, at] += values[_COUNT]
@@ -291,6 +292,40 @@ class OpenStep:
             indices = np.arange(into.shape[1])[at]
             for statistic, target in enumerate(into):
                 _MERGE.get(statistic, np.add).at(target, indices, values[statistic])
+
+
+def summarise(step: int, *, time_s: float, shares: list[float], told: Mapping[str, list[float]]) -> StepSummary:
+    """Return the numbers of a step over its ranks.
+
+    `shares` are the parts of the ranks in the squared gradient norm, `told` their other numbers by name; those that say
+    nothing are left out of the lists.
+    """
+    merged = {name: _over_ranks(name, values) for name, values in told.items() if name in SCALARS}
+    merged.pop(WAIT, None)
+    # Where all counted copies are on other nodes, every rank here holds a replica of some of them.
+    norm = math.sqrt(sum(shares)) if shares else max(told[GRAD_NORM], default=math.nan)
+    return StepSummary(
+        step=step,
+        time_s=time_s,
+        grad_norm=norm,
+        step_time_s=merged.pop(STEP_TIME, math.nan),
+        **{LOSS_SERIES: math.nan, **merged},
+    )
+
+
+def _over_ranks(name: str, values: list[float]) -> float:
+    if math.inf in values:
+        return math.inf
+    return SCALARS[name].ranks(values) if values else math.nan
+
+
+def merge_moments(one: Floats, other: Floats) -> Floats:
+    """Return the moments of both together, [8, rows]; where one has fewer rows, the others' stay."""
+    short, long = sorted((one, other), key=lambda moments: moments.shape[1])
+    merged = long.copy()
+    for statistic, target in enumerate(merged[:, : short.shape[1]]):
+        _MERGE.get(statistic, np.add)(target, short[statistic], out=target)
+    return merged
 
 
 _MERGE: Mapping[int, np.ufunc] = MappingProxyType({_MIN: np.minimum, _MAX: np.maximum})  # all others are added
@@ -308,7 +343,7 @@ def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[Se
         rows=np.array([row_of(key, place) for place, key in enumerate(keys)], np.intp),
         weights=np.array([_weight(key, at) for key, at in zip(keys, placements, strict=True)], np.float64),
         in_global_norm=np.array([at.in_global_norm if at else is_first_copy for at in placements], np.bool_),
-        scalars=np.array([_scalar_of(key) for key in keys], np.intp),
+        scalars=np.array([scalar_of(key) for key in keys], np.intp),
     )
 
 
@@ -330,7 +365,8 @@ def heat(moments: Floats, statistic: str, *, is_size: Mask) -> Floats:
     return np.where(finite < count, np.inf, np.where(count > 0, values, np.nan))
 
 
-def _scalar_of(key: SeriesKey) -> int:
+def scalar_of(key: SeriesKey) -> int:
+    """Return which number of the step a series is, as its place in `SCALARS`; -1: none."""
     name = None
     if key.kind is Kind.LOSS and key.name == LOSS_SERIES:
         name = LOSS_SERIES
@@ -352,7 +388,7 @@ def _weight(key: SeriesKey, placement: Placement | None) -> float:
 def _rank_step(rows: MergedRows, values: Floats, time_s: float) -> RankStep:
     found = {name: _scalar(values[:, own].T.tolist(), SCALARS[name]) for name, own in rows.scalars}
     whole = _sum_sq(values, *rows.gradients)
-    found["grad_norm"] = math.sqrt(whole)
+    found[GRAD_NORM] = math.sqrt(whole)
     share = whole if rows.all_count else _sum_sq(values, *rows.counted)
     return RankStep(time_s=time_s, share=share, scalars=found)
 

@@ -12,7 +12,7 @@ import collections
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,20 @@ from trainermon.core.catalogue import (
 )
 from trainermon.core.errors import QueryError
 from trainermon.core.journal import Header
-from trainermon.core.values import STATISTICS, SeriesKey, StatBlock, as_plain
+from trainermon.core.values import STATISTICS, Coordinates, SeriesKey, StatBlock, as_plain
 from trainermon.exporters.grid import PooledGrid, StepGrid
 from trainermon.exporters.heat_maps import HeatMaps
 from trainermon.exporters.merge import (
     STEP_TIME,
     WAIT,
+    Indices,
     MergeTable,
     OpenStep,
     StepSummary,
     series_table,
 )
 from trainermon.exporters.store.blocks import read_blocks
+from trainermon.exporters.stored_steps import ShownSeries, StoredStep
 
 ACCELERATOR_LINES = (
     ACCELERATOR_UTILIZATION_SERIES,
@@ -99,18 +101,19 @@ class AttemptProgress:
         """The last step that every rank has reached; None where no rank is expected to go on."""
         return min(self._newest.values(), default=None)
 
-    def start(self, header: Header) -> None:
-        """Register a rank whose steps will come; a later attempt takes the place of the former ones."""
-        if header.attempt > self.attempt:
-            self.attempt, self.first_step = header.attempt, None
+    def start(self, attempt: int, *ranks: int) -> None:
+        """Register ranks whose steps will come; a later attempt takes the place of the former ones."""
+        if attempt > self.attempt:
+            self.attempt, self.first_step = attempt, None
             self._newest = {}
-        if header.attempt == self.attempt:
-            self._newest.setdefault(header.coordinates.rank, -1)
+        if attempt == self.attempt:
+            for rank in ranks:
+                self._newest.setdefault(rank, -1)
 
-    def advance(self, header: Header, step: int) -> bool:
-        """Record a rank's step; return whether it counts: a later attempt may have repeated it."""
-        if header.attempt == self.attempt:
-            self._newest[header.coordinates.rank] = step
+    def advance(self, attempt: int, step: int, *ranks: int) -> bool:
+        """Record the step of ranks; return whether it counts: a later attempt may have repeated it."""
+        if attempt == self.attempt:
+            self._newest.update(dict.fromkeys(ranks, step))
             return True
         return self.first_step is not None and step < self.first_step
 
@@ -143,7 +146,8 @@ class RunHistory:
         self._ranks = {quantity: StepGrid(max_cells=1 << 16) for quantity in RANK_QUANTITIES}
         self._tables: dict[int, MergeTable] = {}
         self._rank_rows: dict[int, int] = {}
-        self._open: dict[int, OpenStep] = {}
+        self._placed: tuple[tuple[ShownSeries, ...], Indices] | None = None
+        self._open: dict[int, OpenStep | StoredStep] = {}
         self._progress = AttemptProgress()
         self._summaries: collections.deque[StepSummary] = collections.deque(maxlen=_MAX_SUMMARIES)
         self._summarised = -1
@@ -154,11 +158,16 @@ class RunHistory:
 
         Repeating it changes nothing.
         """
-        self._progress.start(header)
+        self._progress.start(header.attempt, header.coordinates.rank)
 
     def end(self, rank: int) -> None:
         """Note that no more blocks of this rank will come."""
         self._progress.end(rank)
+        self._close_steps()
+
+    def end_all(self) -> None:
+        """Note that no more blocks of any rank will come."""
+        self._progress.end_all()
         self._close_steps()
 
     def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
@@ -166,10 +175,29 @@ class RunHistory:
         self.start(header)
         if header.attempt == self._progress.attempt and self._progress.first_step is None:
             self._begin_attempt(block.step)
-        if not self._progress.advance(header, block.step):
+        if not self._progress.advance(header.attempt, block.step, header.coordinates.rank):
             return
         step = self._open.setdefault(block.step, OpenStep())
+        assert isinstance(step, OpenStep), "blocks are added to a history that was given stored steps"
         step.add(self._table(header, keys), block)
+        self._close_steps()
+
+    def add_stored(self, step: StoredStep, coordinates: Mapping[int, Coordinates]) -> None:
+        """Add one step of many ranks at once, instead of a block of each; about 2 ms for 10 000 ranks.
+
+        Steps come in order of attempt and number; what comes of one later is joined to it while it is open. A history
+        is given either blocks or such steps. `coordinates` are those of the ranks.
+        """
+        ranks = step.ranks.tolist()
+        self._progress.start(step.attempt, *ranks)
+        if step.attempt == self._progress.attempt and self._progress.first_step is None:
+            self._begin_attempt(step.step)
+        if not self._progress.advance(step.attempt, step.step, *ranks):
+            return
+        for rank in ranks:
+            self._rank_rows.setdefault(rank, len(self._rank_rows))
+        known, placed = self._open.get(step.step), step.placed(self._places(step.rows, coordinates))
+        self._open[step.step] = known.joined(placed) if isinstance(known, StoredStep) else placed
         self._close_steps()
 
     def refill(self, directory: Path, *, max_rows: int = 2_000_000) -> None:
@@ -185,8 +213,7 @@ class RunHistory:
                 self.start(header)
             for header, block in step:
                 self.add(header, header.series, block)
-        self._progress.end_all()
-        self._close_steps()
+        self.end_all()
 
     def take_summaries(self) -> list[StepSummary]:
         """Return the steps that have been completed since the last call, each once, at most the newest 1 024."""
@@ -280,6 +307,17 @@ class RunHistory:
             )
         return table
 
+    def _places(self, rows: tuple[ShownSeries, ...], coordinates: Mapping[int, Coordinates]) -> Indices:
+        """Return the rows of the heat maps for those of stored steps; worked out again when they are others."""
+        if self._placed is None or self._placed[0] is not rows:
+            headers = {rank: _header_of(coordinates[rank]) for rank, _ in rows}
+            places = [
+                self._heat.row(headers[rank], key, self._order(headers[rank], key) if self._order else 0)
+                for rank, key in rows
+            ]
+            self._placed = rows, np.array(places, np.intp)
+        return self._placed[1]
+
     def _close_steps(self) -> None:
         """Put the steps that no rank will add to into the grids; if too many wait for a rank, the oldest of them."""
         complete = self._progress.complete_step
@@ -290,7 +328,7 @@ class RunHistory:
             if complete is None or step <= complete or place < len(steps) - max_open:
                 self._close_step(step, self._open.pop(step))
 
-    def _close_step(self, step: int, now: OpenStep) -> None:
+    def _close_step(self, step: int, now: OpenStep | StoredStep) -> None:
         self._heat.put(step, now)
         told = now.quantities
         for quantity, grid in self._ranks.items():
@@ -302,6 +340,10 @@ class RunHistory:
             self._summarised = step
             self.latest = summary
             self._summaries.append(summary)
+
+
+def _header_of(coordinates: Coordinates) -> Header:
+    return Header(run_id="", attempt=0, coordinates=coordinates, host="", pid=0, started_s=0.0)
 
 
 def _line_values(summary: StepSummary) -> np.ndarray:

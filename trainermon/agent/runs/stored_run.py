@@ -8,11 +8,9 @@ journals) is left open.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -27,8 +25,8 @@ from trainermon.agent.orders.dumps import DumpKey, RunDumps
 from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
 from trainermon.agent.place import AgentPlace
 from trainermon.agent.runs.facts import RunFacts
-from trainermon.agent.runs.model_order import ModelOrder
-from trainermon.agent.turn.rank_files import read_rank_file
+from trainermon.agent.runs.stored_history import StoredHistory, first_line
+from trainermon.agent.turn.rank_files import RankFile, read_rank_file
 from trainermon.agent.web.curves import StoredCurves
 from trainermon.agent.web.findings import RunFindings
 from trainermon.agent.web.overview import has_values, place_of
@@ -37,18 +35,14 @@ from trainermon.alerts.handling import AlertHandling
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
 from trainermon.core.errors import StoreError
-from trainermon.core.journal import Header
-from trainermon.core.values import Alert, Kind, StatBlock
-from trainermon.exporters.store.blocks import read_segment_blocks
+from trainermon.core.values import Alert
 from trainermon.exporters.store.curves import CurveQuery
-from trainermon.exporters.store.segments import SegmentFile, cover, is_whole, read_metadata
-from trainermon.exporters.views import RunHistory
+from trainermon.exporters.store.segments import cover
+from trainermon.exporters.stored_steps import StoredStep
 
-WHOLE_ROWS = 16_000_000
-"""So many of the newest rows are shown with all that they say; of earlier ones the lines and reduced gradients."""
-SLIM = f"kind IN ('{Kind.LOSS}', '{Kind.STEP}') OR kind = '{Kind.GRAD_REDUCED}' AND in_global_norm"
-
-Entry = tuple[Header, StatBlock]
+MAX_RANK_FILES = 512
+"""Of so many ranks their own files are read at one look; those of others at the next."""
+_PREVIEW = "the newest steps only, until the others are read"
 
 
 class StoredAlerts:
@@ -86,10 +80,13 @@ class StoredNode:
         self.handling = AlertHandling(self.place.node_dir / HANDLING_FILE)
         return self.alerts.reload()
 
-    def new_segments(self) -> list[SegmentFile] | None:
-        """Return the segments that were not read; None if one was merged with such as were, so all must be read."""
+    def new_segments(self) -> list[Path] | None:
+        """Return the segments that were not asked for; None if one was merged with such as were: all must be read."""
         found = [segment for segment in cover(self.place.segments) if segment.last > self.last]
-        return None if any(segment.first <= self.last for segment in found) else found
+        if any(segment.first <= self.last for segment in found):
+            return None
+        self.last = found[-1].last if found else self.last
+        return [segment.path for segment in found]
 
 
 class StoredRun:
@@ -107,10 +104,10 @@ class StoredRun:
         self._executor = executor
         self._facts = facts
         self._nodes: dict[str, StoredNode] = {}
-        self._history = RunHistory(order=ModelOrder(run_dir))
-        self._headers: dict[int, Header] = {}
-        self._steps: dict[int, int] = {}
-        self._damaged: set[str] = set()
+        self._read = StoredHistory(run_dir)
+        self._rank_files: dict[int, RankFile] = {}
+        self._rank_files_of = 0
+        self._reading_rest: asyncio.Task[None] | None = None
         self._dumps = RunDumps()
         self._pages = DiagnosisPages(run_dir, self._dumps, executor=executor)
         self._graphs = DumpGraphs(run_dir, self._dumps, executor=executor)
@@ -123,37 +120,57 @@ class StoredRun:
     async def refresh(self, *, max_age_s: float) -> None:
         """Read what the run's files have got since the last time, unless that was less than `max_age_s` ago.
 
-        The first time all is read, about a microsecond a row; whoever asks meanwhile waits for it.
+        The first time all is read, about 0.4 µs a row; whoever asks meanwhile waits for it. Of a run with very many
+        rows that is the newest segments only, and the rest follows while these are shown.
         """
         async with self._reading:
-            if time.monotonic() - self._read_s < max_age_s:
+            if self._reading_rest is not None or time.monotonic() - self._read_s < max_age_s:
                 return
-            loop = asyncio.get_running_loop()
             is_first = self._read_s == -math.inf
-            history, entries, alerts = await loop.run_in_executor(
-                self._executor, partial(self._read, is_first=is_first)
-            )
-            self._history = history
-            self._add(entries)
-            if self._facts().state == "finished":
-                for rank in self._headers:
-                    history.end(rank)
+            read, steps, alerts = await self._in_thread(self._read_new, is_first=is_first)
+            self._show(read, steps)
             self._publish(alerts, is_first=is_first)
             self._read_s = time.monotonic()
+            if is_first and read.is_preview:
+                self._reading_rest = asyncio.create_task(self._read_rest())
+
+    async def complete(self) -> None:
+        """Return when all has been read that `refresh` has left for later."""
+        if self._reading_rest is not None:
+            await self._reading_rest
+
+    async def _read_rest(self) -> None:
+        try:
+            self._show(await self._in_thread(self._read_all, may_preview=False), [])
+            self.feed.publish("reload", {})
+        except StoreError as error:
+            self._read.damaged.add(first_line(error))
+        finally:
+            self._reading_rest = None
+
+    def _show(self, read: StoredHistory, steps: list[StoredStep]) -> None:
+        self._read = read
+        for step in steps:
+            read.add(step)
+        if self._facts().state == "finished":
+            read.history.end_all()
+
+    async def _in_thread(self, task: Callable[..., Any], **arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(task, **arguments))
 
     def run(self) -> dict[str, Any]:
         """Return the state of run and ranks as the agent does; the same keys."""
         facts = self._facts()
-        latest = self._history.latest
+        latest = self._read.history.latest
         parameters, bytes_per_step = self._told_by_ranks()
         return {
             "run_id": facts.name,
-            "attempt": max((header.attempt for header in self._headers.values()), default=facts.attempt),
+            "attempt": self._read.attempt or facts.attempt,
             "host": ", ".join(self._nodes),
             "state": facts.state,
             "step": latest.step if latest else None,
             "started_s": facts.started_s,
-            "world_size": self._world_size,
+            "world_size": self._read.world_size,
             "output": str(self._run_dir),
             "ranks": self._ranks(is_alive=facts.state == "running"),
             "loss": latest.loss if latest else math.nan,
@@ -167,7 +184,7 @@ class StoredRun:
             "version": trainermon.__version__,
             "model": parameters,
             "heatmaps": self._heatmaps(),
-            "rank_quantities": self._history.rank_quantities(),
+            "rank_quantities": self._read.history.rank_quantities(),
             "rules": len(self._rules),
             "problem": None,
             "takes_orders": False,
@@ -178,15 +195,15 @@ class StoredRun:
 
     def lines(self, names: list[str]) -> dict[str, Any]:
         """Return curves over all ranks of all nodes, as the agent does for its own."""
-        return self._history.lines(names)
+        return self._read.history.lines(names)
 
     def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
         """Return a heat map as framed float32."""
-        return self._history.heatmap(kind, statistic, columns)
+        return self._read.history.heatmap(kind, statistic, columns)
 
     def ranks(self, quantity: str, columns: int) -> bytes:
         """Return a quantity of every rank as framed float32."""
-        return self._history.ranks(quantity, columns)
+        return self._read.history.ranks(quantity, columns)
 
     async def curve(self, query: CurveQuery) -> bytes:
         """Return a row of a heat map as lines over all steps, in the page's binary format."""
@@ -261,13 +278,15 @@ class StoredRun:
 
     async def close(self) -> None:
         """End the streams of open pages, and what was begun for a reader."""
+        if self._reading_rest is not None:
+            self._reading_rest.cancel()
         self.feed.close()
         await self._graphs.close()
 
-    def _read(self, *, is_first: bool) -> tuple[RunHistory, list[Entry], list[tuple[StoredNode, Alert]]]:
-        """Return the history, the blocks to add to it, and new alerts; the first time, the history holds all blocks.
+    def _read_new(self, *, is_first: bool) -> tuple[StoredHistory, list[StoredStep], list[tuple[StoredNode, Alert]]]:
+        """Return what was read, the steps to add to it, and new alerts; the first time, it has all steps.
 
-        Runs in the executor's thread, and touches the history only while nobody else has it.
+        Runs in the executor's thread, and changes what was read only while nobody else has it.
         """
         for node_dir in sorted(self._run_dir.glob("nodes/*")):
             if node_dir.name not in self._nodes and node_dir.is_dir():
@@ -276,58 +295,23 @@ class StoredRun:
         self._dumps.scan(self._run_dir)
         nodes = list(self._nodes.values())
         alerts = [(node, alert) for node in nodes for alert in node.reload()]
-        found = {node: node.new_segments() for node in nodes}
-        if is_first or any(segments is None for segments in found.values()):
-            history = RunHistory(order=ModelOrder(self._run_dir))
-            for node in nodes:
-                node.last = 0
-            _fill(history, self._blocks({node: node.new_segments() or [] for node in nodes}))
-            return history, [], alerts
-        return self._history, list(self._blocks({node: segments or [] for node, segments in found.items()})), alerts
+        new = [] if is_first else [node.new_segments() for node in nodes]
+        if is_first or None in new:
+            read, steps = self._read_all(may_preview=is_first), []
+        else:
+            read, steps = self._read, self._read.read_more([paths or [] for paths in new])
+        self._read_rank_files(read)
+        return read, steps, alerts
 
-    def _blocks(self, segments: dict[StoredNode, list[SegmentFile]]) -> Iterator[Entry]:
-        """Yield the blocks of the segments of all nodes together, by attempt, step and rank."""
-        chosen = [list(self._chosen(node, found)) for node, found in segments.items()]
-        return heapq.merge(*map(self._of_node, chosen), key=_order)
-
-    def _chosen(self, node: StoredNode, segments: list[SegmentFile]) -> Iterator[tuple[Path, str]]:
-        """Yield the segments with what is read of each, oldest first."""
-        num_rows = 0
-        chosen: list[tuple[Path, str]] = []
-        for segment in reversed(segments):
-            node.last = max(node.last, segment.last)
-            chosen.append((segment.path, "true" if num_rows <= WHOLE_ROWS else SLIM))
-            if is_whole(segment.path) and num_rows <= WHOLE_ROWS:
-                try:
-                    num_rows += read_metadata(segment.path).num_rows
-                except StoreError:
-                    continue  # said when it is read
-        yield from reversed(chosen)
-
-    def _of_node(self, chosen: list[tuple[Path, str]]) -> Iterator[Entry]:
-        for path, where in chosen:
-            yield from self._of_segment(path, where)
-
-    def _of_segment(self, path: Path, where: str) -> Iterator[Entry]:
-        try:
-            for header, block in read_segment_blocks(path, read_metadata(path), where=where):
-                self._note(header, block)
-                yield header, block
-        except (StoreError, OSError) as error:
-            if path.exists():  # else it was merged, and is read with the next segments
-                self._damaged.add(f"{path.name} of {path.parts[-3]} is damaged and left out ({_first_line(error)})")
-
-    def _note(self, header: Header, block: StatBlock) -> None:
-        rank = header.coordinates.rank
-        self._headers[rank] = header
-        self._steps[rank] = block.step
-
-    def _add(self, entries: list[Entry]) -> None:
-        for header, block in entries:
-            self._history.add(header, header.series, block)
+    def _read_all(self, *, may_preview: bool) -> StoredHistory:
+        read = StoredHistory(self._run_dir)
+        for node in self._nodes.values():
+            node.last = 0
+        read.fill([node.new_segments() or [] for node in self._nodes.values()], may_preview=may_preview)
+        return read
 
     def _publish(self, alerts: list[tuple[StoredNode, Alert]], *, is_first: bool) -> None:
-        summaries = self._history.take_summaries()
+        summaries = self._read.history.take_summaries()
         if is_first:
             return
         for summary in summaries:
@@ -350,57 +334,42 @@ class StoredRun:
 
     def _left_out(self, facts: RunFacts) -> str | None:
         """Return what cannot be read, each file once: the list knows of some, reading has met others."""
-        met = [text for text in sorted(self._damaged) if text.partition(" ")[0] not in facts.problem]
-        return "; ".join([*([facts.problem] if facts.problem else []), *met]) or None
-
-    @property
-    def _world_size(self) -> int:
-        return max((header.coordinates.world_size for header in self._headers.values()), default=0)
+        met = [text for text in sorted(self._read.damaged) if text.partition(" ")[0] not in facts.problem]
+        preview = [_PREVIEW] if self._read.is_preview else []
+        return "; ".join([*preview, *([facts.problem] if facts.problem else []), *met]) or None
 
     def _ranks(self, *, is_alive: bool) -> list[dict[str, Any]]:
         return [
             {
                 "rank": rank,
-                "place": place_of(self._headers[rank].coordinates),
+                "place": place_of(self._read.coordinates[rank]),
                 "alive": is_alive,
-                "step": self._steps[rank],
+                "step": self._read.steps[rank],
                 "phase": "step",
                 "lag_s": 0.0,
             }
-            for rank in sorted(self._headers)
+            for rank in sorted(self._read.steps)
         ]
 
     def _told_by_ranks(self) -> tuple[dict[str, Any] | None, int]:
         """Return the model's size, as the agent says it, and the most bytes that a rank writes per step."""
-        files = [read_rank_file(self._run_dir, rank) for rank in sorted(self._headers)]
-        counted = sum(file.parameters for file in files)
-        is_whole = len(files) >= self._world_size
-        bytes_per_step = max((file.bytes_per_step for file in files), default=0)
+        counted = sum(file.parameters for file in self._rank_files.values())
+        is_whole = len(self._rank_files) >= self._read.world_size
+        bytes_per_step = max((file.bytes_per_step for file in self._rank_files.values()), default=0)
         return ({"parameters": counted, "is_whole": is_whole} if counted else None), bytes_per_step
 
+    def _read_rank_files(self, read: StoredHistory) -> None:
+        """Read what ranks wrote about themselves in this attempt, of not too many ranks at once."""
+        if read.attempt != self._rank_files_of:
+            self._rank_files, self._rank_files_of = {}, read.attempt
+        unknown = [rank for rank in sorted(read.steps) if rank not in self._rank_files]
+        told = {rank: read_rank_file(self._run_dir, rank) for rank in unknown[:MAX_RANK_FILES]}
+        self._rank_files = {**self._rank_files, **told}
+
     def _heatmaps(self) -> list[dict[str, Any]]:
-        offered = self._history.heatmaps()
+        offered = self._read.history.heatmaps()
         for entry in offered:
             kind = entry["kind"]
-            if kind not in self._shown and has_values(self._history.heatmap(kind, entry["statistics"][0], 1)):
+            if kind not in self._shown and has_values(self._read.history.heatmap(kind, entry["statistics"][0], 1)):
                 self._shown.add(kind)
         return [entry for entry in offered if entry["kind"] in self._shown]
-
-
-def _fill(history: RunHistory, blocks: Iterator[Entry]) -> None:
-    """Add blocks in order; all ranks of a step are announced before the first of them, so that it stays open."""
-    for _, of_step in itertools.groupby(blocks, lambda entry: (entry[0].attempt, entry[1].step)):
-        step = list(of_step)
-        for header, _ in step:
-            history.start(header)
-        for header, block in step:
-            history.add(header, header.series, block)
-
-
-def _order(entry: Entry) -> tuple[int, int, int]:
-    header, block = entry
-    return header.attempt, block.step, header.coordinates.rank
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

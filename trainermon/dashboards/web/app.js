@@ -183,7 +183,7 @@ function onConnection(event) {
   takeConnection();
   refresh();
   // What happened in between was missed.
-  if (again) loadAll(ask()).catch(() => {});
+  if (again) reload();
 }
 
 function ask() {
@@ -260,6 +260,7 @@ showZoom();
 route();
 /** @param {Partial<Run>} run */
 const takeState = (run) => state.run && takeRun({ ...state.run, ...run });
-listen({ step: takeStep, alert: takeAlert, dump: takeDump, state: takeState }, onConnection);
+const reload = () => void loadAll(ask()).catch(() => {});
+listen({ step: takeStep, alert: takeAlert, dump: takeDump, state: takeState, reload }, onConnection);
 loadAll(asked).then(markReady, () => onConnection("lost"));
 setTimeout(refreshRun, RUN_REFRESH_MS);

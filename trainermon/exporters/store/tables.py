@@ -104,7 +104,7 @@ def open_stats(run_dir: Path, *, node: str = "*", memory_bytes: int = 256 << 20)
     """
     if not run_dir.is_dir():
         raise StoreError(f"{run_dir}: no such run directory")
-    connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
+    connection = connect(memory_bytes=memory_bytes, spill=spill_directory())
     last = _view(connection, run_dir, "all_stats", node=node)
     connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {last}")
     return connection
@@ -209,7 +209,7 @@ def superseded(first_steps: Mapping[int, int]) -> dict[int, int]:
     }
 
 
-def _spill_directory() -> Path | None:
+def spill_directory() -> Path | None:
     """Return a private folder for what does not fit into memory; None where there is none, or it is another user's."""
     try:
         folder = Path(tempfile.gettempdir(), f"trainermon-query-{os.getuid()}")
