@@ -24,6 +24,7 @@ from trainermon.core.journal import (
     Record,
     SeriesRecord,
 )
+from trainermon.core.journal.names import FolderNames
 from trainermon.core.spool import list_ranks, rank_alive
 from trainermon.exporters.store.segments import JournalPosition
 
@@ -58,6 +59,8 @@ class JournalFollower:
     def __init__(self, spool: Path, positions: Mapping[int, JournalPosition] | None = None) -> None:
         self.refused: dict[int, str] = {}
         self._spool = spool
+        self._names = FolderNames(spool)
+        self._known_names = -1
         self._resume = dict(positions or {})
         self._readers: dict[int, JournalReader] = {}
         self._headers: dict[int, Header] = {}
@@ -95,10 +98,10 @@ class JournalFollower:
         The records of a rank are in order. Whoever stops early continues with the next call: nothing is read in
         advance, `positions` are those of what was yielded.
         """
-        for rank in list_ranks(self._spool):
-            if rank not in self._readers:
-                position = self._resume.get(rank)
-                self._readers[rank] = JournalReader(self._spool, rank, position.cursor if position else START)
+        self._names.look()
+        if self._known_names != self._names.version:
+            self._known_names = self._names.version
+            self._meet_ranks()
         ranks = sorted(self._readers)
         waiting = [rank for rank in ranks if rank > self._last] + [rank for rank in ranks if rank <= self._last]
         while waiting:
@@ -125,6 +128,13 @@ class JournalFollower:
         """Close all journal files; the positions stay valid."""
         for reader in self._readers.values():
             reader.close()
+
+    def _meet_ranks(self) -> None:
+        for rank in list_ranks(self._spool):
+            if rank not in self._readers:
+                position = self._resume.get(rank)
+                cursor = position.cursor if position else START
+                self._readers[rank] = JournalReader(self._spool, rank, cursor, names=self._names)
 
     def _next(self, rank: int) -> FollowedRecord | None:
         if rank in self.refused:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trainermon.core.control import ControlReader, Phase
 from trainermon.core.errors import SpoolError
+from trainermon.core.journal.names import FolderNames
 from trainermon.core.spool import list_ranks, rank_alive
 from trainermon.core.values import Command
 
@@ -60,6 +61,8 @@ class RankWatch:
         self.ranks: dict[int, RankState] = {}
         self.on_silence: Callable[[int, Phase, float], None] | None = None
         self._spool = spool
+        self._names = FolderNames(spool)
+        self._known_names = -1
         self._readers: dict[int, ControlReader] = {}
         self._pace: deque[tuple[float, int]] = deque(maxlen=MAX_PACE_LOOKS)
 
@@ -98,8 +101,8 @@ class RankWatch:
         tell, and is not waited for.
         """
         gone = []
-        for rank in {*list_ranks(self._spool), *self.ranks}:  # also those whose files somebody has removed
-            state = self.ranks.setdefault(rank, RankState(rank, changed_s=now_s))
+        self._meet_ranks(now_s)
+        for rank, state in self.ranks.items():  # also those whose files somebody has removed
             alive = rank not in ended and rank_alive(self._spool, rank)
             if state.alive and not alive:
                 gone.append(rank)
@@ -107,6 +110,13 @@ class RankWatch:
             self._read_beat(state, now_s)
         self._note_pace(now_s)
         return gone
+
+    def _meet_ranks(self, now_s: float) -> None:
+        self._names.look()
+        if self._known_names != self._names.version:
+            self._known_names = self._names.version
+            for rank in list_ranks(self._spool):
+                self.ranks.setdefault(rank, RankState(rank, changed_s=now_s))
 
     def _note_pace(self, now_s: float) -> None:
         newest = max(self.steps.values(), default=-1)

@@ -203,11 +203,18 @@ class ControlReader:
         self._descriptor = -1
         self._identity = (0, 0)
         self._last: Heartbeat | None = None
+        self._last_page = b""
 
     def heartbeat(self) -> Heartbeat | None:
-        """Return the newest heartbeat, None before the first; it never goes back. Cost: a stat, a read, two CRCs."""
+        """Return the newest heartbeat, None before the first; it never goes back.
+
+        Cost: a stat and a read, and two CRCs if it is a new one.
+        """
         page = self._page()
-        beat = None if page is None else _newest_beat(page)
+        if page is None or page == self._last_page:
+            return self._last
+        self._last_page = page
+        beat = _newest_beat(page)
         if beat is not None and (self._last is None or beat.generation > self._last.generation):
             self._last = beat
         return self._last
@@ -235,7 +242,7 @@ class ControlReader:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
-        self._last = None
+        self._last, self._last_page = None, b""
 
     def _page(self) -> bytes | None:
         """Return the content of the page; None where there is none now, or what is there is none."""
@@ -254,6 +261,7 @@ class ControlReader:
 
 
 _WORD = struct.Struct("@Q")
+_LAST_PHASE = max(Phase)
 
 
 _START = _MAGIC.pack(_MAGIC_TEXT, PAGE_VERSION)
@@ -294,7 +302,7 @@ def _read_slot(page: bytes, offset: int) -> Heartbeat | None:
     if _CRC.unpack_from(slot, _BEAT.size)[0] != zlib.crc32(slot[: _BEAT.size]):
         return None
     generation, step, time_s, phase, pid = _BEAT.unpack_from(slot)
-    if phase > max(Phase):
+    if phase > _LAST_PHASE:
         return None
     return Heartbeat(step=step, phase=Phase(phase), time_s=time_s, generation=generation, pid=pid)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import re
 import stat
@@ -97,6 +98,7 @@ def _size_bytes(path: Path) -> int:
     return status.f_blocks * status.f_frsize
 
 
+@functools.lru_cache(maxsize=4096)
 def rank_path(directory: Path, rank: int, suffix: str) -> Path:
     """Return the path of a file of `rank`, for example `rank00003.page` for suffix 'page'."""
     return directory / f"rank{rank:05d}.{suffix}"
@@ -326,6 +328,8 @@ def _enter(directory: Path) -> int:
 
 
 def _held_here(path: Path) -> bool:
+    if not _held_locks:
+        return False
     try:
         status = os.lstat(path)
     except OSError:

@@ -26,10 +26,11 @@ from trainermon.core.journal.frames import (
     Record,
     SeriesRecord,
 )
+from trainermon.core.journal.names import FolderNames
 from trainermon.core.journal.scan import FrameFile
 
 _UNNUMBERED = (frames.HEADER, frames.END)
-_LISTING_S = 1.0
+_LISTING_S = 10.0
 
 
 class RecordSequence:
@@ -95,6 +96,14 @@ class JournalReader:
     inside a file, a HeaderRecord with the table as of there is made up, and a file whose own header is damaged is
     passed over. Where the cursor's file is gone, reading goes on at the oldest one left.
 
+    Args:
+        directory: The run's directory in the spool.
+        rank: Whose journal.
+        cursor: Where to begin.
+        window_bytes: So much is read at a time.
+        names: Those in `directory`, for whoever reads the journals of many ranks and looks at them before each round of
+            `poll`; None: the reader looks itself.
+
     Attributes:
         cursor: Position after the last record returned; a reader made from it goes on from there.
         lost_files: Files that were removed before they could be read.
@@ -103,7 +112,15 @@ class JournalReader:
         torn_tails: Finished files that end inside a frame.
     """
 
-    def __init__(self, directory: Path, rank: int, cursor: Cursor = START, *, window_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        cursor: Cursor = START,
+        *,
+        window_bytes: int = 1 << 20,
+        names: FolderNames | None = None,
+    ) -> None:
         self.cursor = cursor
         self.lost_files = 0
         self.lost_records = 0
@@ -115,6 +132,9 @@ class JournalReader:
         self._file: FrameFile | None = None
         self._finished = False
         self._sequence = RecordSequence()
+        self._names = names or FolderNames(directory)
+        self._looks_itself = names is None
+        self._known_names = -1
         self._next_listing_s = 0.0
 
     def poll(self, max_bytes: int = 32 << 20) -> list[Record]:
@@ -125,6 +145,10 @@ class JournalReader:
         Raises:
             JournalError: The next frame was written by an incompatible release. The cursor stays before it.
         """
+        if self._looks_itself:
+            self._names.look()
+        if self._is_quiet():
+            return []
         records: list[Record] = []
         size = 0
         try:
@@ -143,6 +167,12 @@ class JournalReader:
         if self._file is not None:
             self._file.close()
         self._file = None
+
+    def _is_quiet(self) -> bool:
+        """Return whether nothing was written and no file has come: so most of all polls find it."""
+        if self._file is None or self._finished or self._known_names != self._names.version:
+            return False
+        return self._file.size() <= self.cursor.offset
 
     def _follow(self) -> Iterator[tuple[Record, int]]:
         while True:
@@ -217,8 +247,11 @@ class JournalReader:
         """Return whether nobody writes to the file any more; asked whenever there is nothing new, for every rank.
 
         Numbers have no gaps, so the next one is looked for. Where somebody has removed it, a listing finds those after
-        it, within a second: a listing costs as much as the names of all ranks.
+        it, within ten seconds: a listing costs as much as the names of all ranks.
         """
+        if self._known_names == self._names.version:
+            return False
+        self._known_names = self._names.version
         if self._has(self.cursor.file + 1) or file.is_removed():
             return True
         now_s = time.monotonic()
