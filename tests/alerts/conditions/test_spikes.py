@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from tests.alerts.series import INF, NAN, PATIENT, block, feed, row
 from trainermon.alerts.conditions.condition import ConditionVerdict
 from trainermon.alerts.conditions.criteria import Direction, Spike
-from trainermon.alerts.conditions.spikes import SpikeWatcher, median_and_deviation
+from trainermon.alerts.conditions.spikes import SpikeWatcher
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
 from trainermon.core.values import Kind, SeriesKey
@@ -52,22 +51,6 @@ class Series:
 
 def steady(num: int, *, seed: int = 0, noise: float = 0.1) -> list[float]:
     return np.exp(np.random.default_rng(seed).normal(0.0, noise, num)).tolist()
-
-
-@PATIENT
-@given(st.lists(st.lists(st.one_of(st.floats(-1e3, 1e3, width=32), st.just(NAN)), min_size=6, max_size=6), min_size=1))
-def test_median_and_deviation_equal_numpy(rows: list[list[float]]) -> None:
-    window = np.array(rows, np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of rows without any value
-        median = np.nanmedian(window, axis=1)
-        deviation = np.nanmedian(np.abs(window - median[:, None]), axis=1)
-
-    found = median_and_deviation(window)
-
-    np.testing.assert_array_equal(found[0], median)
-    np.testing.assert_array_equal(found[1], deviation)
-    np.testing.assert_array_equal(found[2], (~np.isnan(window)).sum(axis=1))
 
 
 @pytest.mark.parametrize(

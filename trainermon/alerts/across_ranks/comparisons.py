@@ -14,7 +14,7 @@ from trainermon.alerts.across_ranks.shards import DeadComparison
 from trainermon.alerts.across_ranks.stragglers import StragglerComparison
 from trainermon.alerts.conditions.condition import ConditionVerdict
 from trainermon.alerts.conditions.criteria import Dead, Differs, Spread, Straggler
-from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA, median_and_deviation
+from trainermon.alerts.conditions.spread import MAD_TO_SIGMA, spread_of
 from trainermon.alerts.rules import AlertRule
 from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
@@ -73,7 +73,7 @@ class SpreadComparison(ComparisonMemory):
         return np.where(usable, seen, np.nan)[None]
 
     def _score(self, seen: Array) -> tuple[Array, Array]:
-        level, deviation, count = median_and_deviation(np.ascontiguousarray(seen.T, np.float32))
+        level, deviation, _, count = spread_of(np.ascontiguousarray(seen.T, np.float32))
         floor = self._condition.floor if self._logarithmic else self._condition.floor * np.abs(level)
         sigma = np.maximum(np.maximum(np.float32(MAD_TO_SIGMA) * deviation, floor), np.float32(_TINY))
         score = np.abs(seen - level) / sigma

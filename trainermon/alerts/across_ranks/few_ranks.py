@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainermon.alerts.across_ranks.peers import PeerGroup
-from trainermon.alerts.conditions.spikes import trend_and_spread
+from trainermon.alerts.conditions.spread import spread_of
 from trainermon.core.derived import Array
 
 HISTORY = 128
@@ -59,10 +59,10 @@ class FewRanks:
 
     def _usual(self, place: tuple[np.ndarray, ...], others: Array) -> tuple[Array, Array]:
         window = self._apart[place]
-        usual, sigma, count = trend_and_spread(np.ascontiguousarray(window.reshape(-1, HISTORY)))
+        spread = spread_of(window.reshape(-1, HISTORY))
         floor = self._floor if self._logarithmic else self._floor * np.abs(others)
-        known = np.where(count < WARMUP, np.nan, usual).reshape(others.shape)
-        return known, np.maximum(np.maximum(sigma.reshape(others.shape), floor), _TINY)
+        known = np.where(spread.count < WARMUP, np.nan, spread.level).reshape(others.shape)
+        return known, np.maximum(np.maximum(spread.sigma.reshape(others.shape), floor), _TINY)
 
     def _learn(self, place: tuple[np.ndarray, ...], own: Array, apart: Array, is_odd: np.ndarray) -> None:
         outside = np.where(is_odd, self._outside[place] + 1, 0)

@@ -12,7 +12,7 @@ from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, ar
 from trainermon.alerts.across_ranks.peers import PeerPart, same_stage
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, grown
 from trainermon.alerts.conditions.criteria import Straggler
-from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA
+from trainermon.alerts.conditions.spread import MAD_TO_SIGMA
 from trainermon.alerts.conditions.watchers import STRAGGLER_HISTORY
 from trainermon.core.derived import SUM, Array
 from trainermon.core.values import Kind

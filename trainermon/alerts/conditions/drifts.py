@@ -16,7 +16,8 @@ from trainermon.alerts.conditions.condition import (
     mask_or_none,
 )
 from trainermon.alerts.conditions.criteria import Direction, Drift, Exceeds
-from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA, FirstLevel, median_and_deviation
+from trainermon.alerts.conditions.spikes import FirstLevel
+from trainermon.alerts.conditions.spread import MAD_TO_SIGMA, median_of
 from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _REMEMBERED = 32  # levels
@@ -89,11 +90,11 @@ class DriftWatcher(ConditionWatcher):
         """Return the newest level of the series, how far it has moved, and whether that is too far."""
         condition, up = self._condition, self._condition.direction is Direction.UP
         self._filled[indices] = 0
-        level, _, _ = median_and_deviation(self._values[indices])
+        level = median_of(self._values[indices])
         before, moves, steps = self._levels[indices], self._moves[indices], self._steps[indices]
         origin = (np.fmin if up else np.fmax).reduce(before, axis=1)
         moved = (level - origin) if up else (origin - level)
-        usual, _, _ = median_and_deviation(steps)
+        usual = median_of(steps.copy())
         furthest = np.fmax.reduce(moves[:, : -condition.levels], axis=1, initial=0.0)
         bad = moved > self._limit(origin, indices)
         bad &= (moved > _FURTHER * furthest) & (moved > condition.score * MAD_TO_SIGMA * usual)

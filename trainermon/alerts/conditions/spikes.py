@@ -15,12 +15,12 @@ from trainermon.alerts.conditions.condition import (
     grown,
 )
 from trainermon.alerts.conditions.criteria import Direction, Spike
+from trainermon.alerts.conditions.spread import spread_of
 from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _REFRESH_EVERY = 16  # of its own values at most: what else is watched must not change how a series is judged
 _REFRESHES = 8  # while a window is filled once
 _START = 4  # the first values give the level: one in so many of the warm-up's
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _FOLLOWED = np.float32(1 / 8)  # share of a miss by which the level follows
 _FIRST_VALUES = 8
 _TINY = 1e-30  # a standard deviation of zero would make 0 / 0 of a constant series
@@ -246,10 +246,10 @@ class UsualMisses:
         return excess
 
     def _refresh(self, rows: Indices) -> None:
-        trend, sigma, count = trend_and_spread(self.window[rows])
-        trend[count <= self._condition.warmup - self._start] = np.nan
-        self._trend[rows] = trend
-        self.weight[rows] = 1.0 / np.maximum(sigma, np.float32(self._condition.floor))
+        spread = spread_of(self.window[rows])
+        is_known = spread.count > self._condition.warmup - self._start
+        self._trend[rows] = np.where(is_known, spread.level, np.nan)
+        self.weight[rows] = 1.0 / np.maximum(spread.sigma, np.float32(self._condition.floor))
 
 
 def _above(missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -300,51 +300,6 @@ class FirstLevel:
         if self._logarithmic:
             return np.asarray(seen >= self._first[slots] + np.log(self._share))
         return np.asarray(seen - np.minimum(level, 0.0) >= self.share_of(slots))
-
-
-def trend_and_spread(window: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32], Indices]:
-    """Return median, robust standard deviation and number of the values that are not NaN, for each row.
-
-    The deviation is the larger one of two that are the same for normal values: 1.4826 times the median of the absolute
-    deviations from the median, and what 95 % of them stay within, over 1.96.
-    """
-    level, deviation, count = sorted_deviations(window)
-    within = deviation[np.arange(len(window)), np.maximum(np.int32(0.95 * count) - 1, 0)]
-    return level, np.maximum(np.float32(MAD_TO_SIGMA) * _middle(deviation, count), within / np.float32(1.96)), count
-
-
-def median_and_deviation(
-    window: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32], Indices]:
-    """Return median, median absolute deviation and number of the values that are not NaN, for each row.
-
-    Of an empty row, the first two are NaN. Two sorts are an order faster than `numpy.nanmedian` and take NaN, which
-    sorts last, for granted.
-    """
-    level, deviation, count = sorted_deviations(window)
-    return level, _middle(deviation, count), count
-
-
-def sorted_deviations(
-    window: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32], Indices]:
-    """Return the median of each row, the absolute deviations from it in ascending order, and how many there are."""
-    width = window.shape[1]
-    ascending = np.sort(window, axis=1)
-    count = np.full(len(window), width)
-    if np.isnan(ascending[:, -1]).any():
-        count -= np.isnan(ascending).sum(axis=1)
-    level = _middle(ascending, count)
-    deviation = np.abs(ascending - level[:, None])
-    deviation.sort(axis=1)
-    return level, deviation, count
-
-
-def _middle(ascending: NDArray[np.float32], count: Indices) -> NDArray[np.float32]:
-    rows = np.arange(len(ascending))
-    lower, upper = ascending[rows, np.maximum(count - 1, 0) // 2], ascending[rows, count // 2]
-    middle: NDArray[np.float32] = (lower + upper) * np.float32(0.5)
-    return middle
 
 
 def _union(first: Mask | None, second: Mask | None) -> Mask:
