@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, block, feed, row
+from trainermon.alerts.conditions import spikes_compiled
 from trainermon.alerts.conditions.condition import ConditionVerdict
 from trainermon.alerts.conditions.criteria import Direction, Spike
 from trainermon.alerts.conditions.spikes import SpikeWatcher
@@ -301,3 +303,40 @@ def test_updates_of_a_model_that_has_learned_its_task_may_grow_from_little(peak:
     alerts = feed(engine, [SeriesKey(Kind.UPDATE, "a")], (block(step, {0: value}) for step, value in enumerate(values)))
 
     assert bool(alerts) is found
+
+
+@pytest.mark.skipif(spikes_compiled._library() is None, reason="there is no compiled library to compare with")
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    statistic=st.sampled_from(["rms", "mean"]),
+    limits=st.sampled_from([{}, {"window": 8, "warmup": 3, "adopt": 3}, {"share_of_first": 0.5, "direction": "up"}]),
+)
+def test_the_library_learns_the_same_to_the_last_bit(seed: int, statistic: str, limits: dict[str, Any]) -> None:
+    condition = spike(**{**limits, "direction": Direction(limits.get("direction", "both"))})
+    both = [SpikeWatcher(condition, statistic) for _ in range(2)]
+    rng, size = np.random.default_rng(seed), 5
+    for watcher in both:
+        watcher.grow(size)
+    both[1]._compiled = None
+    for _ in range(60):
+        values = rng.normal(1.0, 0.2, size) * np.where(rng.random(size) < 0.05, 30.0, 1.0)
+        values[rng.random(size) < 0.05] = rng.choice([NAN, INF, 0.0])
+        moments = np.array([row(value) for value in values]).T
+        shown = np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False))
+        slots = ALL if len(shown) == size else shown
+        restless = rng.random(len(shown)) < rng.choice([0.0, 0.2])
+        found = []
+        for watcher in both:
+            with np.errstate(all="ignore"):
+                verdict = watcher.judge(slots, moments[:, shown])
+                watcher.learn(slots, restless if restless.any() else None)
+            found.append([verdict.value, verdict.score, verdict.bad, verdict.clear, *arrays_of(watcher)])
+        for mine, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def arrays_of(watcher: SpikeWatcher) -> list[np.ndarray]:
+    memory = watcher._memory()
+    kept = [getattr(memory, field.name) for field in dataclasses.fields(memory)]
+    return [value for value in (*kept, watcher._misses.trend, watcher._outside) if isinstance(value, np.ndarray)]

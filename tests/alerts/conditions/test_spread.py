@@ -37,7 +37,7 @@ def test_spread_is_what_numpy_finds(window: Floats) -> None:
 
     np.testing.assert_array_equal(found.level, level)
     np.testing.assert_array_equal(found.deviation, deviation)
-    np.testing.assert_array_equal(found.count, count)
+    np.testing.assert_array_equal(found.num_values, count)
     np.testing.assert_array_equal(median_of(window.copy()), level)
     for row, bound, num in zip(apart, found.bound, count, strict=True):
         within = np.sort(row)[: max(int(0.95 * num), 1)]

@@ -61,7 +61,7 @@ class FewRanks:
         window = self._apart[place]
         spread = spread_of(window.reshape(-1, HISTORY))
         floor = self._floor if self._logarithmic else self._floor * np.abs(others)
-        known = np.where(spread.count < WARMUP, np.nan, spread.level).reshape(others.shape)
+        known = np.where(spread.num_values < WARMUP, np.nan, spread.level).reshape(others.shape)
         return known, np.maximum(np.maximum(spread.sigma.reshape(others.shape), floor), _TINY)
 
     def _learn(self, place: tuple[np.ndarray, ...], own: Array, apart: Array, is_odd: np.ndarray) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.condition import (
     ConditionVerdict,
@@ -15,7 +14,8 @@ from trainermon.alerts.conditions.condition import (
     grown,
 )
 from trainermon.alerts.conditions.criteria import Direction, Spike
-from trainermon.alerts.conditions.spread import spread_of
+from trainermon.alerts.conditions.spikes_compiled import TINY, CompiledSpikes, SpikesMemory, compiled_spikes
+from trainermon.alerts.conditions.spread import Floats, spread_of
 from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _REFRESH_EVERY = 16  # of its own values at most: what else is watched must not change how a series is judged
@@ -23,7 +23,6 @@ _REFRESHES = 8  # while a window is filled once
 _START = 4  # the first values give the level: one in so many of the warm-up's
 _FOLLOWED = np.float32(1 / 8)  # share of a miss by which the level follows
 _FIRST_VALUES = 8
-_TINY = 1e-30  # a standard deviation of zero would make 0 / 0 of a constant series
 
 
 class SpikeWatcher(ConditionWatcher):
@@ -55,12 +54,14 @@ class SpikeWatcher(ConditionWatcher):
         self._first = FirstLevel(condition.share_of_first, logarithmic=self._logarithmic)
         self._seen = self._missed = np.zeros(0, np.float32)
         self._unusable: Mask | None = None
+        self._compiled: CompiledSpikes | None = None
 
     def grow(self, size: int) -> None:  # noqa: D102
         self._level.grow(size)
         self._misses.grow(size)
         self._outside = grown(self._outside, size, 0)
         self._first.grow(size)
+        self._compiled = compiled_spikes(self._memory())
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
@@ -87,9 +88,9 @@ class SpikeWatcher(ConditionWatcher):
         if restless is None and self._unusable is None:
             self._insert(slots, self._seen, self._missed)
         else:
-            skipped = _union(restless, self._unusable)
+            learned = ~_union(restless, self._unusable)
             indices = as_indices(slots, len(self._outside))
-            self._insert(indices[~skipped], self._seen[~skipped], self._missed[~skipped])
+            self._insert(indices[learned], self._seen[learned], self._missed[learned])
         if restless is None:
             self._outside[slots] = 0
         else:
@@ -103,13 +104,35 @@ class SpikeWatcher(ConditionWatcher):
     def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
         self._outside[slots] = 0
 
-    def _insert(self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]) -> None:
+    def _insert(self, slots: Slots, seen: Floats, missed: Floats) -> None:
+        learn = self._compiled.learn if self._compiled else self._learn
+        started, due = learn(slots, seen, missed)
+        if started.size:
+            self._level.begin(started, self._misses.take_first(started))
+        if due.size:
+            self._misses.refresh(due)
+
+    def _learn(self, slots: Slots, seen: Floats, missed: Floats) -> tuple[Indices, Indices]:
+        """Learn values; return the series whose level begins, and those whose trend is due."""
         self._level.follow(slots, seen)
         if self._condition.share_of_first:
             self._first.learn(slots, seen)
-        started = self._misses.insert(slots, seen, missed)
-        if started is not None:
-            self._level.begin(*started)
+        return self._misses.insert(slots, seen, missed)
+
+    def _memory(self) -> SpikesMemory:
+        misses, has_first = self._misses, bool(self._condition.share_of_first)
+        return SpikesMemory(
+            condition=self._condition,
+            levels=self._level.values,
+            magnitudes=None if self._logarithmic else self._level.magnitudes,
+            window=misses.window,
+            next=misses.next,
+            num_learned=misses.num_learned,
+            firsts=self._first.values if has_first else None,
+            num_firsts=self._first.count if has_first else None,
+            num_starting=misses.start,
+            refresh_every=misses.refresh_every,
+        )
 
     def _count_outside(self, indices: Indices, restless: Mask) -> None:
         counted = restless if self._unusable is None else restless & ~self._unusable
@@ -126,39 +149,40 @@ class FollowedLevel:
 
     Attributes:
         values: The levels; NaN until they begin.
+        magnitudes: The usual magnitudes of the values; 1 for logarithms.
     """
 
     def __init__(self, *, logarithmic: bool) -> None:
         self.values = np.zeros(0, np.float32)
         self._logarithmic = logarithmic
-        self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
+        self.magnitudes = np.zeros(0, np.float32)
 
     def grow(self, size: int) -> None:
         """Make room for the levels of `size` series."""
         self.values = grown(self.values, size, np.nan)
-        self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
+        self.magnitudes = grown(self.magnitudes, size, 1.0 if self._logarithmic else np.nan)
 
-    def missed_by(self, slots: Slots, seen: NDArray[np.float32]) -> NDArray[np.float32]:
+    def missed_by(self, slots: Slots, seen: Floats) -> Floats:
         """Return by how much the values `seen` of the series `slots` are above their levels, signed.
 
         NaN before `begin`. Where values are logarithms it is their difference, else a share of the magnitude.
         """
-        missed: NDArray[np.float32] = seen - self.values[slots]
-        return missed if self._logarithmic else missed / self._magnitude[slots]
+        missed: Floats = seen - self.values[slots]
+        return missed if self._logarithmic else missed / self.magnitudes[slots]
 
-    def begin(self, rows: Indices, first: NDArray[np.float32]) -> None:
+    def begin(self, rows: Indices, first: Floats) -> None:
         """Set the level of the series `rows` to the median of their first values, [n, values]."""
         self.values[rows] = np.median(first, axis=1)
         if not self._logarithmic:
-            self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
+            self.magnitudes[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(TINY))
 
-    def follow(self, slots: Slots, seen: NDArray[np.float32]) -> None:
+    def follow(self, slots: Slots, seen: Floats) -> None:
         """Move the levels of the series `slots` towards the values `seen`; one that has not begun stays NaN."""
         level = self.values[slots]
         self.values[slots] = level + _FOLLOWED * (seen - level)
         if not self._logarithmic:
-            magnitude, size = self._magnitude[slots], np.maximum(np.abs(seen), np.float32(_TINY))
-            self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
+            magnitude, size = self.magnitudes[slots], np.maximum(np.abs(seen), np.float32(TINY))
+            self.magnitudes[slots] = magnitude + _FOLLOWED * (size - magnitude)
 
     def reset(self, rows: Indices) -> None:
         """Set the level of the series `rows` to NaN, until `begin`."""
@@ -170,95 +194,92 @@ class UsualMisses:
 
     Attributes:
         window: The misses, [series, values]; at the start, the values that the level begins at.
+        trend: The usual miss; NaN during the warm-up.
         weight: 1 / standard deviation of the misses; NaN during the warm-up.
+        next: The place in the window that is written next.
+        num_learned: Values so far.
+        start: The first so many values give the level.
+        refresh_every: After so many values of its own a series has a new trend.
     """
 
     def __init__(self, condition: Spike) -> None:
         self.window = np.full((0, condition.window), np.nan, np.float32)
         self.weight = np.zeros(0, np.float32)
         self._condition = condition
-        self._start = max(1, condition.warmup // _START)
-        self._refresh_every = min(_REFRESH_EVERY, max(1, condition.window // _REFRESHES))
-        self._next = np.zeros(0, np.intp)  # the place in the window that is written next
-        self._trend = np.zeros(0, np.float32)  # the usual miss; NaN during the warm-up
-        self._num_learned = np.zeros(0, np.int32)
+        self.start = max(1, condition.warmup // _START)
+        self.refresh_every = min(_REFRESH_EVERY, max(1, condition.window // _REFRESHES))
+        self.next = np.zeros(0, np.intp)
+        self.trend = np.zeros(0, np.float32)
+        self.num_learned = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
         """Make room for the misses of `size` series."""
         self.window = grown(self.window, size, np.nan)
         self.weight = grown(self.weight, size, np.nan)
-        self._next = grown(self._next, size, 0)
-        self._trend = grown(self._trend, size, np.nan)
-        self._num_learned = grown(self._num_learned, size, 0)
+        self.next = grown(self.next, size, 0)
+        self.trend = grown(self.trend, size, np.nan)
+        self.num_learned = grown(self.num_learned, size, 0)
 
     def are_known(self, slots: Slots) -> Mask:
         """Return a mask of the series `slots` that have shown enough values to be judged."""
-        return np.asarray(~np.isnan(self._trend[slots]))
+        return np.asarray(~np.isnan(self.trend[slots]))
 
-    def score(self, slots: Slots, missed: NDArray[np.float32]) -> NDArray[np.float32]:
+    def score(self, slots: Slots, missed: Floats) -> Floats:
         """Return by how many standard deviations values miss more than usual; NaN during the warm-up."""
-        score: NDArray[np.float32] = self._excess(missed, self._trend[slots]) * self.weight[slots]
+        score: Floats = self._excess(missed, self.trend[slots]) * self.weight[slots]
         return score
 
-    def insert(
-        self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]
-    ) -> tuple[Indices, NDArray[np.float32]] | None:
-        """Add the misses of calm values; return the series whose level begins, with their first values."""
-        num_learned = self._num_learned[slots] + np.int32(1)
-        self._num_learned[slots] = num_learned
-        is_starting = num_learned.size > 0 and np.minimum.reduce(num_learned) <= self._start
-        kept = np.where(num_learned <= self._start, seen, missed) if is_starting else missed
-        place, indices = self._next[slots], as_indices(slots, len(self._next))
-        self.window[indices, place] = kept
+    def insert(self, slots: Slots, seen: Floats, missed: Floats) -> tuple[Indices, Indices]:
+        """Add the misses of calm values; return the series whose level begins, and those whose trend is due."""
+        num_learned = self.num_learned[slots] + np.int32(1)
+        self.num_learned[slots] = num_learned
+        place, indices = self.next[slots], as_indices(slots, len(self.next))
+        self.window[indices, place] = np.where(num_learned <= self.start, seen, missed)
         place = place + 1
         place[place == self._condition.window] = 0
-        self._next[slots] = place
-        started = self._begun(indices[num_learned == self._start]) if is_starting else None
-        due = (num_learned % self._refresh_every == 0) | (num_learned == self._condition.warmup + 1)
-        if np.count_nonzero(due):
-            self._refresh(indices[due])
-        return started
+        self.next[slots] = place
+        due = (num_learned % self.refresh_every == 0) | (num_learned == self._condition.warmup + 1)
+        return indices[num_learned == self.start], indices[due]
 
-    def _begun(self, rows: Indices) -> tuple[Indices, NDArray[np.float32]] | None:
-        """Take out the first values of the series `rows`, whose level they begin; None if there are no such series."""
-        if not rows.size:
-            return None
-        started = rows, self.window[rows, : self._start]
-        self.window[rows, : self._start] = np.nan  # what they would have missed the level by is not kept
-        return started
+    def take_first(self, rows: Indices) -> Floats:
+        """Take out the first values of the series `rows`, whose level they begin."""
+        first = self.window[rows, : self.start]
+        self.window[rows, : self.start] = np.nan  # what they would have missed the level by is not kept
+        return first
 
     def reset(self, rows: Indices) -> None:
         """Forget the misses of the series `rows`, which are then learned anew."""
         self.window[rows] = np.nan
-        self._trend[rows] = np.nan
-        self._next[rows] = 0
-        self._num_learned[rows] = 0
+        self.trend[rows] = np.nan
+        self.next[rows] = 0
+        self.num_learned[rows] = 0
 
-    def _excess(self, missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _excess(self, missed: Floats, trend: Floats) -> Floats:
         """Return by how much the level is missed on the side that is watched, more than with and without the trend."""
         match self._condition.direction:
             case Direction.BOTH:
-                excess: NDArray[np.float32] = np.maximum(_above(missed, trend), _below(missed, trend))
+                excess: Floats = np.maximum(_above(missed, trend), _below(missed, trend))
             case Direction.DOWN:
                 excess = _below(missed, trend)
             case Direction.UP:
                 excess = _above(missed, trend)
         return excess
 
-    def _refresh(self, rows: Indices) -> None:
+    def refresh(self, rows: Indices) -> None:
+        """Bring trend and weight of the series `rows` up to date with their windows."""
         spread = spread_of(self.window[rows])
-        is_known = spread.count > self._condition.warmup - self._start
-        self._trend[rows] = np.where(is_known, spread.level, np.nan)
+        is_known = spread.num_values > self._condition.warmup - self.start
+        self.trend[rows] = np.where(is_known, spread.level, np.nan)
         self.weight[rows] = 1.0 / np.maximum(spread.sigma, np.float32(self._condition.floor))
 
 
-def _above(missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
-    above: NDArray[np.float32] = missed - np.maximum(trend, np.float32(0.0))
+def _above(missed: Floats, trend: Floats) -> Floats:
+    above: Floats = missed - np.maximum(trend, np.float32(0.0))
     return above
 
 
-def _below(missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
-    below: NDArray[np.float32] = np.minimum(trend, np.float32(0.0)) - missed
+def _below(missed: Floats, trend: Floats) -> Floats:
+    below: Floats = np.minimum(trend, np.float32(0.0)) - missed
     return below
 
 
@@ -268,37 +289,41 @@ class FirstLevel:
     Args:
         share: A value matters from this share of the first level on; 0 if every one does.
         logarithmic: Whether values are logarithms.
+
+    Attributes:
+        values: The means so far.
+        count: Of how many values.
     """
 
     def __init__(self, share: float, *, logarithmic: bool) -> None:
         self._share = share
         self._logarithmic = logarithmic
-        self._first = np.zeros(0, np.float32)
-        self._count = np.zeros(0, np.int32)
+        self.values = np.zeros(0, np.float32)
+        self.count = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
         """Make room for the first levels of `size` series."""
-        self._first = grown(self._first, size, 0)
-        self._count = grown(self._count, size, 0)
+        self.values = grown(self.values, size, 0)
+        self.count = grown(self.count, size, 0)
 
-    def learn(self, slots: Slots, seen: NDArray[np.float32]) -> None:
+    def learn(self, slots: Slots, seen: Floats) -> None:
         """Add values to the mean of the first values, while that is still being formed."""
-        count = self._count[slots]
+        count = self.count[slots]
         learns = count < _FIRST_VALUES
         if np.count_nonzero(learns):
-            indices = as_indices(slots, len(self._count))[learns]
-            self._count[indices] += 1
-            self._first[indices] += (seen[learns] - self._first[indices]) / self._count[indices]
+            indices = as_indices(slots, len(self.count))[learns]
+            self.count[indices] += 1
+            self.values[indices] += (seen[learns] - self.values[indices]) / self.count[indices]
 
-    def share_of(self, slots: Slots) -> NDArray[np.float32]:
+    def share_of(self, slots: Slots) -> Floats:
         """Return `share` times the magnitude of the first level, for the series `slots`; not for logarithms."""
-        share: NDArray[np.float32] = np.abs(self._first[slots]) * np.float32(self._share)
+        share: Floats = np.abs(self.values[slots]) * np.float32(self._share)
         return share
 
-    def matters(self, slots: Slots, seen: NDArray[np.float32], level: NDArray[np.float32]) -> Mask:
+    def matters(self, slots: Slots, seen: Floats, level: Floats) -> Mask:
         """Return which values, or for negative levels their distances from the level, are large enough to matter."""
         if self._logarithmic:
-            return np.asarray(seen >= self._first[slots] + np.log(self._share))
+            return np.asarray(seen >= self.values[slots] + np.log(self._share))
         return np.asarray(seen - np.minimum(level, 0.0) >= self.share_of(slots))
 
 

@@ -27,13 +27,13 @@ class Spread(NamedTuple):
         level: The median.
         deviation: The median of the absolute deviations from it; NaN where it is infinite.
         bound: What 95 % of the values stay within, to either side of the median.
-        count: How many values there are: what is not NaN.
+        num_values: How many values there are: what is not NaN.
     """
 
     level: Floats
     deviation: Floats
     bound: Floats
-    count: NDArray[np.int64]
+    num_values: NDArray[np.int64]
 
     @property
     def sigma(self) -> Floats:
@@ -94,7 +94,7 @@ def _compiled(library: ctypes.CDLL, ascending: Floats) -> Spread:
     library.trainermon_spread(
         ascending.ctypes.data, num_rows, width, _SHARE, count.ctypes.data, *(row.ctypes.data for row in found)
     )
-    return Spread(*found, count)
+    return Spread(found[0], found[1], found[2], count)
 
 
 @functools.cache
