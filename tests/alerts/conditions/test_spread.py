@@ -12,14 +12,14 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from tests.alerts.series import INF, NAN, PATIENT
 from trainermon.alerts.conditions import spread
-from trainermon.alerts.conditions.spread import Floats, Spread, median_of, spread_of
+from trainermon.alerts.conditions.spread import Floats, RowSpread, median_of, spread_of
 
 VALUES = st.one_of(st.floats(-1e3, 1e3, width=32), st.integers(-3, 3), st.just(NAN))
 ROWS = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=40), elements=VALUES)
 ANY_ROWS = arrays(np.float32, (3, 9), elements=st.one_of(st.floats(width=32), st.just(NAN), st.just(INF)))
 
 
-def without_library(window: Floats) -> Spread:
+def without_library(window: Floats) -> RowSpread:
     return spread._of_sorted(np.sort(window, axis=1))
 
 
@@ -50,7 +50,7 @@ def test_spread_is_what_numpy_finds(window: Floats) -> None:
 def test_the_library_finds_the_same_to_the_last_bit(window: Floats) -> None:
     with np.errstate(all="ignore"):
         wanted = without_library(window)
-    for name, mine, theirs in zip(Spread._fields, spread_of(window.copy()), wanted, strict=True):
+    for name, mine, theirs in zip(RowSpread._fields, spread_of(window.copy()), wanted, strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=name)
 
 

@@ -20,7 +20,7 @@ _SHARE_SIGMAS = np.float32(1.96)
 Floats = NDArray[np.float32]
 
 
-class Spread(NamedTuple):
+class RowSpread(NamedTuple):
     """What the values of each row are around. NaN for a row without values.
 
     Attributes:
@@ -45,7 +45,7 @@ class Spread(NamedTuple):
         return found
 
 
-def spread_of(window: Floats) -> Spread:
+def spread_of(window: Floats) -> RowSpread:
     """Return the spread of each row of `window` [rows, values], float32, which it sorts in place.
 
     Cost: 0.5 µs a row of 128 values; three times that without the compiled library. Two sorts are an order faster than
@@ -62,14 +62,14 @@ def median_of(window: Floats) -> Floats:
     return _middle(window, _num_values(window))
 
 
-def _of_sorted(ascending: Floats) -> Spread:
+def _of_sorted(ascending: Floats) -> RowSpread:
     count = _num_values(ascending)
     level = _middle(ascending, count)
     deviation = np.abs(ascending - level[:, None])
     deviation[np.isinf(level)] = np.nan
     deviation.sort(axis=1)
     bound = deviation[np.arange(len(ascending)), np.maximum((_SHARE * count).astype(np.int64) - 1, 0)]
-    return Spread(level, _middle(deviation, count), bound, count)
+    return RowSpread(level, _middle(deviation, count), bound, count)
 
 
 def _num_values(ascending: Floats) -> NDArray[np.int64]:
@@ -86,7 +86,7 @@ def _middle(ascending: Floats, count: NDArray[np.int64]) -> Floats:
     return middle
 
 
-def _compiled(library: ctypes.CDLL, ascending: Floats) -> Spread:
+def _compiled(library: ctypes.CDLL, ascending: Floats) -> RowSpread:
     ascending = np.ascontiguousarray(ascending)
     num_rows, width = ascending.shape
     found = np.empty((3, num_rows), np.float32)
@@ -94,7 +94,7 @@ def _compiled(library: ctypes.CDLL, ascending: Floats) -> Spread:
     library.trainermon_spread(
         ascending.ctypes.data, num_rows, width, _SHARE, count.ctypes.data, *(row.ctypes.data for row in found)
     )
-    return Spread(found[0], found[1], found[2], count)
+    return RowSpread(found[0], found[1], found[2], count)
 
 
 @functools.cache
