@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.core.journals import make_block, open_writer, steps
 from trainermon.core.journal import JournalReader
-from trainermon.core.journal import names as journal_names
 from trainermon.core.journal.names import FolderNames
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
@@ -22,7 +21,7 @@ LONG_AGO = (1_000_000_000, 1_000_000_000)
 def standing_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The monotonic clock, which only a test moves."""
     now_s = [100.0]
-    monkeypatch.setattr(journal_names.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     return now_s
 
 
