@@ -95,16 +95,11 @@ class DumpRecording:
         """Remove the hooks, and write the dump's final files (dump.json and others)."""
         if self._is_on:
             self._is_on = False
-            self._collections.end()
-            self.writer.take_notes(self._notes)
-            if self._modules is not None:
-                self._modules.detach()
-            if self._functions is not None:
-                self._functions.detach()
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
-            self.writer.publish()
+            try:
+                self._detach()
+                self.writer.publish()
+            finally:
+                self._collections.end()  # no earlier: the collector would look through all that waits to be written
 
     def close(self) -> None:
         """Stop recording, and close the files."""
@@ -129,6 +124,16 @@ class DumpRecording:
         name.
         """
         self._variables.save(variable, name, with_gradient=with_gradient)
+
+    def _detach(self) -> None:
+        self.writer.take_notes(self._notes)
+        if self._modules is not None:
+            self._modules.detach()
+        if self._functions is not None:
+            self._functions.detach()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
     def _begin_modules(self, names: Mapping[str, nn.Module], *, as_entries: bool) -> None:
         earlier, roots = self._modules, [bare(model) for model in names.values()]
