@@ -13,7 +13,7 @@ import torch
 from trainermon.dump.encode import encode, encode_output, tensor_form
 from trainermon.dump.forms import MAX_ITEMS, TensorReading, json_text
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
-from trainermon.statistics.kernel import kernel_name, write, write_dense
+from trainermon.statistics.kernel import kernel_name, write, write_single
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -159,13 +159,18 @@ def test_dtensor_form_has_mesh_and_placements(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int16, torch.uint8, torch.bool])
-@pytest.mark.parametrize("count", [1, 31, 70_001])
-def test_the_row_of_a_dense_tensor_is_that_of_the_general_way(dtype, count):
-    tensor = (torch.randn(count) * 3).to(dtype)
+@pytest.mark.parametrize(
+    "view",
+    [torch.clone, torch.t, lambda tensor: tensor[:, 1:], lambda tensor: tensor[::2].t(), lambda tensor: tensor[0, 0]],
+    ids=["dense", "turned", "columns", "turned rows", "one"],
+)
+@pytest.mark.parametrize("count", [2, 31, 7001])
+def test_the_row_of_a_single_tensor_is_that_of_the_general_way(dtype, count, view):
+    tensor = view((torch.randn(count, 10) * 3).to(dtype))
     rows = torch.full((2, 8), 7.0, dtype=torch.float64)
     write([tensor.view(torch.uint8) if dtype is torch.bool else tensor], rows, 0)
 
-    is_written = write_dense(tensor, rows[1].data_ptr())
+    is_written = write_single(tensor, rows[1].data_ptr())
 
     assert is_written == (kernel_name() == "c")
     assert torch.equal(rows[1], rows[0] if is_written else torch.full((8,), 7.0, dtype=torch.float64))
@@ -174,19 +179,21 @@ def test_the_row_of_a_dense_tensor_is_that_of_the_general_way(dtype, count):
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.ones(3, 4).t(),
+        torch.ones(4).expand(3, 4),
+        torch.ones(3, 4, 5, 6)[:, 1:, 1:, 1:],
+        torch.complex(torch.ones(1), torch.ones(1)).conj().imag,
         torch.ones(0),
         torch.ones(2, device="meta"),
         torch.ones(2, dtype=torch.complex64),
         torch.eye(2).to_sparse(),
         torch.ones(2).as_subclass(type("Own", (torch.Tensor,), {})),
     ],
-    ids=["turned", "empty", "meta", "complex", "sparse", "subclass"],
+    ids=["expanded", "cut", "negated", "empty", "meta", "complex", "sparse", "subclass"],
 )
-def test_what_is_not_dense_is_left_to_the_general_way(tensor):
+def test_what_does_not_lie_in_runs_is_left_to_the_general_way(tensor):
     row = torch.full((8,), 7.0, dtype=torch.float64)
 
-    assert not write_dense(tensor, row.data_ptr())
+    assert not write_single(tensor, row.data_ptr())
     assert torch.equal(row, torch.full((8,), 7.0, dtype=torch.float64))
 
 

@@ -7,14 +7,14 @@ dicts and the JSON encoder do.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
+
+from trainermon.dump.files.numbers import NO_NUMBERS
 
 # The JSON of a string, by the encoder's own function: 0.1 µs.
 quoted = encode_basestring_ascii
@@ -23,8 +23,6 @@ _CONSTANTS = {None: "null", True: "true", False: "false"}
 # A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
 MAX_ITEMS = 1024
 MAX_DEPTH = 16
-NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
-_FRACTIONS = '"Max": %r, "Min": %r, "Mean": %r, "Norm": %r, "nans": %d, "infs": %d, "zeros": %d'
 
 
 class JsonText(str):
@@ -104,14 +102,6 @@ class TensorLeaf(NamedTuple):
     form: TensorForm
 
 
-class ElementKind(enum.Enum):
-    """What the elements of a tensor are, which decides how its extremes are written."""
-
-    BOOLEAN = enum.auto()
-    INTEGER = enum.auto()
-    FRACTION = enum.auto()
-
-
 def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
     """Return names and items of a mapping, a named tuple or a dataclass; None of anything else."""
     if isinstance(value, Mapping):
@@ -153,42 +143,8 @@ _TEXTS: Mapping[type, Callable[[Any], str]] = {
 _text_of = _TEXTS.get
 
 
-def numbers_text(row: Sequence[float], kind: ElementKind) -> str:
-    """Return a tensor's statistics as JSON items without braces: `"Max": …, "Min": …, "Mean": …, "Norm": …, "nans": …`.
-
-    `row` are its eight moments (`statistics`), `kind` what its elements are. Without a finite element the first four
-    are null. Max and Min of integers and booleans stay integers and booleans; a boolean has no mean and no norm, a
-    complex tensor is described by its absolute values.
-    """
-    count, low, high, total, squares, zeros, nans, infs = row
-    finite = count - nans - infs
-    if kind is ElementKind.FRACTION and finite:
-        mean, norm = total / finite, math.sqrt(squares)
-        if math.isfinite(mean + norm):
-            return _FRACTIONS % (high, low, mean, norm, nans, infs, zeros)
-    counts = f'"nans": {int(nans)}, "infs": {int(infs)}, "zeros": {int(zeros)}'
-    if not finite:
-        return f"{NO_NUMBERS}, {counts}"
-    if kind is ElementKind.BOOLEAN:
-        return f'"Max": {_boolean(high)}, "Min": {_boolean(low)}, "Mean": null, "Norm": null, {counts}'
-    if kind is ElementKind.INTEGER:
-        low, high = int(low), int(high)
-    mean, norm = total / finite, math.sqrt(squares)
-    if not (math.isfinite(mean) and math.isfinite(norm)):  # a sum of float64 values that does not fit float64
-        return f'"Max": {high!r}, "Min": {low!r}, "Mean": {_finite(mean)}, "Norm": {_finite(norm)}, {counts}'
-    return f'"Max": {high!r}, "Min": {low!r}, "Mean": {mean!r}, "Norm": {norm!r}, {counts}'
-
-
 @functools.lru_cache(maxsize=8192)
 def form_head(kind: str, dtype: object, shape: tuple[int, ...], requires_grad: bool) -> str:  # noqa: FBT001  # cached
     """Return the JSON items of a tensor's type and shape; `dtype` is whatever says its own name as text."""
     items = {"type": kind, "dtype": str(dtype), "shape": list(shape), "requires_grad": requires_grad}
     return json.dumps(items)[1:-1]
-
-
-def _boolean(value: float) -> str:
-    return "true" if value else "false"
-
-
-def _finite(value: float) -> str:
-    return repr(value) if math.isfinite(value) else "null"

@@ -13,8 +13,9 @@ from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.core.values import STATISTICS
-from trainermon.dump.forms import ElementKind, TensorLeaf, TensorReading, numbers_text
-from trainermon.statistics.kernel import write, write_dense
+from trainermon.dump.files.numbers import ElementKind, numbers_texts
+from trainermon.dump.forms import TensorLeaf, TensorReading
+from trainermon.statistics.kernel import write, write_single
 from trainermon.statistics.layout import PLAIN_TYPES
 from trainermon.statistics.native import ROW_BYTES
 
@@ -72,6 +73,7 @@ class TensorReadings(TensorMemory[TensorReading]):
         super().__init__()
         self._order = 0
         self._statistics = TensorStatistics()
+        self._take = self._statistics.take
 
     @property
     def waits_for_device(self) -> bool:
@@ -92,15 +94,16 @@ class TensorReadings(TensorMemory[TensorReading]):
             Errors of tensors whose statistics cannot be computed.
         """
         others: list[tuple[Tensor, TensorReading]] = []
+        seen = self._seen
         for _, tensor, form in leaves:
-            known = self._seen.get(id(tensor))  # as `recall` does, whose call would cost as much again
+            known = seen.get(id(tensor))  # as `recall` does, whose call would cost as much again
             if known is not None and known[0]() is tensor and known[1] == tensor._version:  # type: ignore[union-attr]
                 form.reading = known[2]
                 continue
             self._order += 1
             form.reading = reading = TensorReading(self._order)
             self.remember(tensor, reading)
-            if not self._statistics.take(tensor, reading):
+            if not self._take(tensor, reading):
                 others.append((tensor, reading))
         return self._fill(others) if others else []
 
@@ -126,15 +129,15 @@ class TensorStatistics:
     """Starts the statistics of tensors on their device, and later copies all their numbers to the host together.
 
     Up to 4 096 tensors of a device wait; on an accelerator they are taken in stream order, and one copy brings them.
+
+    Attributes:
+        take: Does what `fill` does with one tensor and its reading, and returns whether it could: see `write_single`.
     """
 
     def __init__(self) -> None:
-        self._host = _WrittenRows(_CPU)
-        self._rows: dict[torch.device, _WrittenRows] = {_CPU: self._host}
-
-    def take(self, tensor: Tensor, reading: TensorReading) -> bool:
-        """Do what `fill` does with one tensor if its elements are dense on the CPU; return whether they are."""
-        return self._host.take(tensor, reading)
+        host = _WrittenRows(_CPU)
+        self._rows: dict[torch.device, _WrittenRows] = {_CPU: host}
+        self.take = host.take
 
     def fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
         """Start the statistics of tensors as they are now; `resolve` fills them into the readings.
@@ -176,7 +179,7 @@ class _WrittenRows:
         if len(waiting) == MAX_ROWS:
             self.bring()
         try:
-            if not write_dense(tensor, self._begin + ROW_BYTES * len(waiting)):
+            if not write_single(tensor, self._begin + ROW_BYTES * len(waiting)):
                 return False
         except RuntimeError:  # whoever reads it in the other way tells why
             return False
@@ -199,9 +202,10 @@ class _WrittenRows:
         if not self._waiting:
             return
         with DisableTorchFunction():  # a flush may come where a function mode is on, and records what is called
-            rows = self._rows[: len(self._waiting)].tolist()
-        for (reading, dtype), row in zip(self._waiting, rows, strict=True):
-            reading.numbers = numbers_text(row, element_kind(dtype))
+            rows = self._rows[: len(self._waiting)].cpu().numpy()
+        texts = numbers_texts(rows, [element_kind(dtype) for _, dtype in self._waiting])
+        for (reading, _), text in zip(self._waiting, texts, strict=True):
+            reading.numbers = text
         self._waiting.clear()
 
 

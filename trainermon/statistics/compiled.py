@@ -25,6 +25,7 @@ from trainermon.statistics.native import KINDS, PARALLEL, ROW_BYTES, NativeMomen
 
 _KIND_OF = {getattr(torch, name): kind for name, kind in KINDS.items()}
 _pack_one = struct.Struct("3q").pack
+_STRIDED = torch.strided
 _LISTS_KEPT = 64
 _WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are found again
 
@@ -43,25 +44,34 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
     return None if found is None else _MomentsKernel(found).moments
 
 
-def load_dense() -> Callable[[Tensor, int], bool]:
-    """Return the function that `kernel.write_dense` is; one that writes nothing where there is no library."""
+def load_single() -> Callable[[Tensor, int], bool]:
+    """Return the function that `kernel.write_single` is; one that writes nothing where there is no library."""
     found = native()
-    return _writes_nothing if found is None else functools.partial(_write_dense, found.write)
+    return _writes_nothing if found is None else functools.partial(_write_single, found)
 
 
 def _writes_nothing(_tensor: Tensor, _address: int) -> bool:
     return False
 
 
-def _write_dense(write: Callable[[bytes, int, int, int], int], tensor: Tensor, address: int) -> bool:
+def _write_single(found: NativeMoments, tensor: Tensor, address: int) -> bool:
     kind = _KIND_OF.get(tensor.dtype)
-    if kind is None or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not torch.strided:
+    if kind is None or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return False
     count = tensor.numel()
-    if not count or not tensor.is_contiguous():
+    if not count or tensor.is_neg():
         return False
+    if not tensor.is_contiguous():
+        lies = runs(tensor.shape, tensor.stride())
+        if lies is None or lies.repeats > 1:
+            return False
+        if lies.num_runs > 1:
+            elements = tensor.data_ptr()
+            if elements:
+                found.strided(elements, kind, lies.num_runs, lies.length, lies.stride, address)
+            return bool(elements)
     num_threads = 1 if count < PARALLEL else torch.get_num_threads()
-    return not write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads)
+    return not found.write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads)
 
 
 class _MomentsKernel:
@@ -75,7 +85,7 @@ class _MomentsKernel:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
         address = out.data_ptr() + first_row * ROW_BYTES
         # on its own most often, between calls that leave nothing of what follows in the cache
-        if len(tensors) == 1 and _write_dense(self._native.write, tensors[0], address):
+        if len(tensors) == 1 and _write_single(self._native, tensors[0], address):
             return
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
         packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None

@@ -16,7 +16,8 @@ from mindspore import Tensor
 from trainermon.core.private_files import open_private
 from trainermon.core.values import STATISTICS
 from trainermon.dump.debugger_config import TensorSlice
-from trainermon.dump.forms import ElementKind, TensorLeaf, TensorReading, numbers_text
+from trainermon.dump.files.numbers import ElementKind, numbers_text
+from trainermon.dump.forms import TensorLeaf, TensorReading
 from trainermon.statistics.mindspore.moments import MomentsOfTensors
 
 MAX_REMEMBERED = 4096
