@@ -66,10 +66,12 @@ def test_a_folder_that_is_removed_and_made_again_has_changed(tmp_path: Path, sta
     folder = tmp_path / "spool"
     names = FolderNames(folder)
     seen = []
-    for make in (lambda: None, folder.mkdir, folder.rmdir, folder.mkdir):
-        make()
-        if folder.exists():
+    for is_there in (False, True, False, True):
+        if is_there:
+            folder.mkdir()
             os.utime(folder, LONG_AGO)
+        elif folder.exists():
+            folder.rmdir()
         names.look()
         seen.append(names.version)
     assert sorted(set(seen)) == seen
@@ -86,7 +88,8 @@ def test_readers_that_share_names_find_the_next_file_at_the_next_look(
         writer.close()
         os.utime(tmp_path, (step, step))
         names.look()
-        assert steps(record for _ in range(4) for record in reader.poll()) == [step]
+        records = [record for _ in range(4) for record in reader.poll()]
+        assert steps(records) == [step]
     reader.close()
 
 
