@@ -291,3 +291,22 @@ def test_an_intact_frame_of_an_unknown_type_or_content_names_both_releases():
 @given(st.binary(max_size=64))
 def test_no_bytes_are_taken_for_a_head_by_chance(content):
     assert frames.decode_head(content) is None
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("num_series", [0, 1, 3, 700])
+def test_a_frame_that_is_used_again_is_that_of_its_block_byte_for_byte(monkeypatch, has_library, num_series):
+    if not has_library:
+        monkeypatch.setattr(frames, "builtin", lambda _name: None)
+    series = np.arange(num_series, dtype=np.uint32)[::-1].copy()
+    frame = frames.BlockFrame(series)
+    assert (frame._seal is not None) == has_library
+
+    for sequence, step, time_s in [(0, 0, 0.0), (7, -1, 1.7e9), (2**40, 2**40, math.inf)]:
+        values = np.random.default_rng(sequence).normal(size=(8, num_series))
+        frame.values[:] = memoryview(values.ravel())
+        frame.step, frame.time_s = step, time_s
+
+        block = StatBlock(step=step, time_s=time_s, series=series, values=values)
+        expected, _ = frames.encode_frame(frames.BLOCK, sequence, frames.encode_block(block))
+        assert bytes(frame.sealed(sequence)) == b"".join(expected)

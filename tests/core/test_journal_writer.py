@@ -300,9 +300,11 @@ def test_a_spool_that_vanished_skips_records(tmp_path):
 
 
 def test_a_file_that_somebody_removed_is_told_and_the_next_record_goes_to_a_new_one(tmp_path, caplog):
-    writer = open_writer(tmp_path)
+    now_s = [0.0]
+    writer = open_writer(tmp_path, clock=lambda: now_s[0])
     assert writer.append_block(make_block(0))
     file_of(tmp_path).unlink()
+    now_s[0] = 0.021
 
     assert not writer.append_block(make_block(1))
     assert writer.append_block(make_block(2))

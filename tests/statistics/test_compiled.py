@@ -5,11 +5,13 @@ import importlib.machinery
 import itertools
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.statistics.conftest import rows_by
 from tests.statistics.numpy_moments import assert_moments, elements_of
@@ -97,3 +99,79 @@ def test_short_rows_far_apart_are_gathered(compiled_rows):
     [row] = compiled_rows([tensor])
 
     assert_moments(row, elements_of(tensor))
+
+
+@pytest.fixture
+def write_dense():
+    return compiled._dense_writer() or pytest.skip("there is no library, or another interpreter")
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.uint8, torch.bool]
+
+
+def test_dense_tensors_are_written_as_by_the_library_itself(write_dense, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(), (0,), (1,), (5, 3), (70_001,)]
+    tensors = [
+        torch.randint(0, 2 if dtype is torch.bool else 100, shape, generator=generator).to(dtype)
+        for dtype in DTYPES
+        for shape in shapes
+    ]
+    tensors.append(nn.Parameter(torch.randn(7)))
+    rows = torch.full((len(tensors), 8), -1.0, dtype=torch.float64)
+    assert write_dense(tensors, rows.data_ptr()) is True
+
+    monkeypatch.setattr(compiled, "_dense_writer", lambda: None)
+    expected = torch.full_like(rows, -2.0)
+    compiled.load()(tensors, expected, 0)
+    assert torch.equal(rows, expected)
+
+
+class Other(torch.Tensor):
+    """A tensor of another class, whose memory may be anything."""
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, 4).t(),
+        torch.ones(3).as_subclass(Other),
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(3, device="meta"),
+        torch.ones(3).to_sparse(),
+        torch.ones(3).to_mkldnn(),
+        torch._neg_view(torch.ones(3)),
+        torch.ones(2_100_000),
+        None,
+        3,
+    ],
+    ids=lambda value: str(getattr(value, "layout", value)),
+)
+def test_what_needs_a_closer_look_or_threads_is_left_to_others_without_an_error(write_dense, tensor):
+    rows = torch.zeros(3, 8, dtype=torch.float64)
+
+    assert write_dense([torch.ones(2_100_000), tensor], rows.data_ptr()) is False
+    assert write_dense([torch.ones(1)] * 257, rows.data_ptr()) is False
+    assert write_dense(None, rows.data_ptr()) is False
+
+
+def test_a_tensor_within_vmap_is_left_to_others(write_dense):
+    answers = []
+
+    def see(tensor):
+        answers.append(write_dense([tensor], torch.zeros(1, 8, dtype=torch.float64).data_ptr()))
+        return tensor
+
+    torch.vmap(see)(torch.ones(2, 3))
+
+    assert answers == [False]
+
+
+def test_tensors_are_released(write_dense):
+    tensors, rows = [torch.ones(3), torch.ones(3, 2).t()], torch.zeros(2, 8, dtype=torch.float64)
+    before = [sys.getrefcount(each) for each in (*tensors, torch.float32)]
+    for _ in range(100):
+        write_dense(tensors, rows.data_ptr())
+    after = [sys.getrefcount(each) for each in (*tensors, torch.float32)]
+
+    assert [new - old for new, old in zip(after, before, strict=True)] == [0, 0, 0]

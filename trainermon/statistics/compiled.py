@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainermon.core.native.builtins import bound_library, builtin
 from trainermon.statistics import fallback
 from trainermon.statistics.layout import (
     PLAIN_TYPES,
     OtherDeviceError,
-    are_contiguous,
-    are_plain,
     no_memory,
     plain,
     runs,
@@ -26,12 +26,20 @@ from trainermon.statistics.native import KINDS, PARALLEL, ROW_BYTES, NativeMomen
 _KIND_OF = {getattr(torch, name): kind for name, kind in KINDS.items()}
 _pack_one = struct.Struct("3q").pack
 _STRIDED = torch.strided
+_MOST_KINDS = 16  # of builtins.c
 _LISTS_KEPT = 64
 _WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are found again
 
 # Called by `map`, which saves the interpreter's share of the time.
 _is_cpu, _dtype_of = operator.attrgetter("is_cpu"), operator.attrgetter("dtype")
-_address_of, _count_of = Tensor.data_ptr, Tensor.numel
+_address_of, _count_of, _is_contiguous = Tensor.data_ptr, Tensor.numel, Tensor.is_contiguous
+# What builtins.c asks of tensors, and which answers it knows, in its order; it keeps no reference.
+_FACTS = (
+    *(True, False),
+    *(Tensor, torch.nn.Parameter),
+    *("dtype", "is_cpu"),
+    *(Tensor.is_contiguous, Tensor.is_neg, Tensor.numel, Tensor.data_ptr),
+)
 
 
 def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
@@ -74,17 +82,39 @@ def _write_single(found: NativeMoments, tensor: Tensor, address: int) -> bool:
     return not found.write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads)
 
 
+@functools.cache
+def _dense_writer() -> Callable[[Sequence[Tensor], int], bool] | None:
+    """Return the function `write_dense` of builtins.c; None: there is none.
+
+    It is given tensors and the address of their rows, and returns whether it has written these; if not, the tensors
+    need a closer look, or are worth threads.
+    """
+    found, library = builtin("write_dense"), bound_library()
+    if found is None or library is None:
+        return None
+    kinds = (ctypes.c_int64 * _MOST_KINDS)(*_KIND_OF.values())
+    library.trainermon_bind_tensors((ctypes.c_void_p * len(_FACTS))(*map(id, _FACTS)), _addresses(_KIND_OF), kinds)
+    return found
+
+
+def _addresses(objects: Iterable[object]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * _MOST_KINDS)(*map(id, objects))
+
+
 class _MomentsKernel:
     """The library's functions for tensors of torch, and what was packed for lists seen last."""
 
     def __init__(self, found: NativeMoments) -> None:
         self._native = found
+        self._write_dense = _dense_writer()
         self._packed: dict[int, tuple[tuple[list[int], ...], bytes]] = {}
 
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
         address = out.data_ptr() + first_row * ROW_BYTES
-        # on its own most often, between calls that leave nothing of what follows in the cache
+        # both take little where nothing of what they need is in the cache, as between two steps
+        if self._write_dense is not None and self._write_dense(tensors, address):
+            return
         if len(tensors) == 1 and _write_single(self._native, tensors[0], address):
             return
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
@@ -104,14 +134,14 @@ class _MomentsKernel:
         A list whose addresses, counts and dtypes are those of an earlier one is not looked at further: they are on the
         CPU then, for no address belongs to two devices.
         """
-        if not are_contiguous(tensors):
+        if not all(map(_is_contiguous, tensors)):
             return None
         lies = [*map(_address_of, tensors)], [*map(_count_of, tensors)], [*map(_dtype_of, tensors)]
         known = self._packed.get(lies[0][0])
         if known is not None and known[0] == lies:
             return known[1]
         kinds = [*map(_KIND_OF.get, lies[2])]
-        if None in kinds or not (are_plain(tensors) and all(map(_is_cpu, tensors))):
+        if None in kinds or not ({*map(type, tensors)} <= PLAIN_TYPES and all(map(_is_cpu, tensors))):
             return None
         fields: list[Any] = [0] * (3 * len(tensors))
         fields[::3], fields[1::3], fields[2::3] = lies[0], lies[1], kinds

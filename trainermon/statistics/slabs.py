@@ -116,7 +116,7 @@ class Slab:
 
     def norm(self, rows: Sequence[int]) -> float:
         """Return the norm of the tensors of rows taken earlier, all together; NaN if there is one in them. CPU only."""
-        return host_rows.norm(self._host, rows)
+        return host_rows.norm(self._host, self._address, rows)
 
     def write_columns(self, columns: Columns, scalars: Collection[float]) -> None:
         """Write rows of a ready slab, and single numbers, into `columns`."""

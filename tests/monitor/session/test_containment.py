@@ -123,7 +123,7 @@ BORDERS = [
     (SlabRing, "begin"),
     (SlabRing, "ready"),
     (Collector, "take"),
-    (Collector, "seal"),
+    (Collector, "_seal"),
     (JournalWriter, "append_block"),
     (JournalWriter, "add_series"),
     (ControlPage, "beat"),

@@ -206,7 +206,7 @@ def test_a_loss_is_filed_under_its_step_whatever_is_due(places, place, config):
 def test_each_step_is_one_block_wherever_the_loss_is_recorded(places, place, monkeypatch):
     blocks = []
     append = "trainermon.monitor.taps.collector.JournalWriter.append_block"
-    monkeypatch.setattr(append, lambda _, block: blocks.append(block.step))
+    monkeypatch.setattr(append, lambda _, block, *_frame: blocks.append(block.step))
 
     def loop(model, optimizer, monitor):
         for step in range(4):

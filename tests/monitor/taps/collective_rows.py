@@ -30,7 +30,7 @@ class Steps:
     def add_series(self, keys, placements):
         self.keys += keys
 
-    def append_block(self, block):
+    def append_block(self, block, _frame=None):
         self.block = block
 
     def rows(self, action):

@@ -25,7 +25,7 @@ class Rows:
         self.keys += keys
         self.placements.update(zip(keys, placements, strict=True))
 
-    def append_block(self, block) -> None:
+    def append_block(self, block, _frame=None) -> None:
         step = self.rows.setdefault(block.step, {})
         for column, number in enumerate(block.series):
             step[self.keys[number]] = Moments(*block.values[:, column].tolist())

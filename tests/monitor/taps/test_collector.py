@@ -21,7 +21,7 @@ class Journal:
     def add_series(self, keys, placements):
         self.series += keys
 
-    def append_block(self, block):
+    def append_block(self, block, _frame=None):
         self.blocks.append(block)
 
     def append_event(self, event):

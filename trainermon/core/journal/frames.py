@@ -6,6 +6,7 @@ length can be trusted before the payload is there. Nothing here touches a file.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import struct
@@ -16,7 +17,8 @@ from typing import Any
 from trainermon.core import events
 from trainermon.core.errors import JournalError
 from trainermon.core.events import RankEvent
-from trainermon.core.native.checksum import crc32
+from trainermon.core.native.builtins import builtin
+from trainermon.core.native.checksum import WORTH, crc32
 from trainermon.core.values import (
     NUM_BINS,
     STATISTICS,
@@ -173,8 +175,9 @@ def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> tupl
     """
     crc = length = 0
     for buffer in payload:
-        crc = crc32(buffer, crc)
-        length += memoryview(buffer).nbytes
+        size = memoryview(buffer).nbytes
+        crc = crc32(buffer, crc) if size >= WORTH else zlib.crc32(buffer, crc)
+        length += size
     head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, length, crc, 0)
     return [head + _HEAD_CRC.pack(zlib.crc32(head)), *payload], HEAD_BYTES + length
 
@@ -209,6 +212,46 @@ def encode_header_start(header: Header) -> bytes:
         if field.name not in ("series", "placements")
     }
     return json.dumps(fields)[:-1].encode() + b', "series": ['
+
+
+class BlockFrame:
+    """A block's record as it stands in the file, in memory that is used again for each step with the same series.
+
+    Args:
+        series: Their ids, a C-contiguous buffer of uint32.
+
+    Attributes:
+        memory: The record.
+        values: Where the rows are to be written, float64 `[8 * series]`, one statistic of all series after the other.
+        step: The step of the block.
+        time_s: Its Unix time.
+    """
+
+    def __init__(self, series: Any) -> None:
+        ids = memoryview(series).tobytes()
+        num_series = len(ids) // 4
+        payload_bytes = _BLOCK.size + num_series * _ROW_BYTES
+        self.memory = memory = bytearray(HEAD_BYTES + payload_bytes)
+        _HEAD.pack_into(memory, 0, MAGIC, FORMAT_VERSION, BLOCK, 0, payload_bytes, 0, 0)
+        _BLOCK.pack_into(memory, HEAD_BYTES, 0, 0.0, num_series, len(STATISTICS))
+        begin, end = HEAD_BYTES + _BLOCK.size, len(memory) - len(ids)
+        memory[end:] = ids
+        self.values = memoryview(memory)[begin:end].cast("d")
+        self.step, self.time_s = 0, 0.0
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._seal = builtin("seal_block")
+
+    def sealed(self, sequence: int) -> bytearray:
+        """Return the record with the number `sequence` and its checksums, once its rows are there."""
+        memory = self.memory
+        if self._seal is None or not self._seal(self._address, len(memory), sequence, self.step, self.time_s):
+            _BLOCK.pack_into(
+                memory, HEAD_BYTES, self.step, self.time_s, len(self.values) // len(STATISTICS), len(STATISTICS)
+            )
+            crc = crc32(memoryview(memory)[HEAD_BYTES:])
+            _HEAD.pack_into(memory, 0, MAGIC, FORMAT_VERSION, BLOCK, sequence, len(memory) - HEAD_BYTES, crc, 0)
+            _HEAD_CRC.pack_into(memory, _HEAD.size, zlib.crc32(memoryview(memory)[: _HEAD.size]))
+        return memory
 
 
 def encode_block(block: StatBlock) -> list[Any]:

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from trainermon.core.events import RankEvent
 from trainermon.core.journal import frames
 from trainermon.core.journal.files import JournalFiles
-from trainermon.core.journal.frames import Cursor, Header
+from trainermon.core.journal.frames import BlockFrame, Cursor, Header
 from trainermon.core.spool import rank_path, unusable
 from trainermon.core.values import Placement, SeriesKey, StatBlock
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # After a record that took t seconds nothing is written for 20 t: a disk that stays slow costs at most 5 % of the time.
 PAUSE_RATIO = 20
+LOOK_S = 0.02
+"""A writer looks whether its file is still there no more often than this: the call takes as long as writing does."""
 
 
 class WritePause:
@@ -51,9 +54,10 @@ class JournalWriter:
     """Appends records to the journal of the rank named in `header`; begins a new file, numbered above all others.
 
     A record that meets an error (full disk, short write, ...) is skipped and counted, and the next one goes to a new
-    file. After a record that took longer than `slow_write_s`, rotation included, records are skipped for 20 times as
-    long as it took. A forked child writes nothing. Files are 0600; one ends before `file_bytes` (unless a single record
-    is larger), and the oldest ones are removed where all together would exceed `budget_bytes`.
+    file. That somebody has removed the file is such an error, which is looked for every 20 ms at most. After a record
+    that took longer than `slow_write_s`, rotation included, records are skipped for 20 times as long as it took. A
+    forked child writes nothing. Files are 0600; one ends before `file_bytes` (unless a single record is larger), and
+    the oldest ones are removed where all together would exceed `budget_bytes`.
 
     Attributes:
         skipped: Records that were not written.
@@ -79,7 +83,8 @@ class JournalWriter:
             directory, header.coordinates.rank, file_bytes=min(file_bytes, budget_bytes // 2), budget_bytes=budget_bytes
         )
         self._pause = WritePause(slow_write_s, clock)
-        self._pid = os.getpid()
+        self._is_own = True
+        _writers.add(self)
         self._header_start = frames.encode_header_start(header)
         self._table = bytearray(frames.encode_series(header.series, header.placements))
         self._num_series = len(header.series)
@@ -87,6 +92,7 @@ class JournalWriter:
         self._descriptor = -1
         self._file_number = self._offset = 0
         self._has_records = False
+        self._looked_s = -math.inf
         try:
             self._open_next()
         except OSError as error:
@@ -112,12 +118,19 @@ class JournalWriter:
         self._num_series += len(keys)
         return first_id
 
-    def append_block(self, block: StatBlock) -> bool:
+    def append_block(self, block: StatBlock, frame: BlockFrame | None = None) -> bool:
         """Write the rows of one step; return False if they were skipped.
+
+        Args:
+            block: The rows.
+            frame: Where they lie, ready to be written; only for a block without histograms.
 
         Raises:
             ValueError: The arrays of the block or of its histograms are not contiguous or do not belong together.
         """
+        if frame is not None:
+            frame.step, frame.time_s = block.step, block.time_s
+            return self._append(frames.BLOCK, frame)
         if block.histograms is None:
             return self._append(frames.BLOCK, frames.encode_block(block))
         return self._append(
@@ -132,10 +145,14 @@ class JournalWriter:
         """Write the end and close the file; may be called again. A forked child only closes its own descriptor."""
         self._append(frames.END, [])
         self._abandon()
-        self._pid = -1
+        self._is_own = False
 
-    def _append(self, frame_type: int, payload: list[Any]) -> bool:
-        if self._pid != os.getpid():
+    def leave_to_parent(self) -> None:
+        """Write nothing any more, in a forked child."""
+        self._is_own = False
+
+    def _append(self, frame_type: int, payload: list[Any] | BlockFrame) -> bool:
+        if not self._is_own:
             return False
         begin_s = self._pause.now_s()
         trouble = ""
@@ -143,7 +160,7 @@ class JournalWriter:
             trouble = f"the spool was slow; the next record is tried in {self._pause.end_s - begin_s:.1f} s"
         else:
             try:
-                self._write_record(frame_type, payload)
+                self._write_record(frame_type, payload, begin_s)
             except OSError as error:
                 self._abandon()
                 trouble = str(error)
@@ -153,19 +170,29 @@ class JournalWriter:
             self._skip(trouble)
         return not trouble
 
-    def _write_record(self, frame_type: int, payload: list[Any]) -> None:
-        frame, length = frames.encode_frame(frame_type, self._sequence, payload)
+    def _write_record(self, frame_type: int, payload: list[Any] | BlockFrame, now_s: float) -> None:
+        if isinstance(payload, BlockFrame):
+            frame: list[Any] = [payload.sealed(self._sequence)]
+            length = len(payload.memory)
+        else:
+            frame, length = frames.encode_frame(frame_type, self._sequence, payload)
         is_full = self._has_records and self._offset + length > self._files.file_bytes
         if self._descriptor < 0 or is_full:
             self._open_next()
         _write(self._descriptor, frame, length)
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._look()
+        self._offset += length
+        self._has_records = True
+        self.bytes_written += length
+
+    def _look(self) -> None:
+        """Raise an error if the file that was written to is gone."""
         if not os.fstat(self._descriptor).st_nlink:
             raise FileNotFoundError(
                 errno.ENOENT, "somebody removed the file from the spool, with all that was not read"
             )
-        self._offset += length
-        self._has_records = True
-        self.bytes_written += length
 
     def _open_next(self) -> None:
         """A new file with a header is open; the one before it is finished for ever."""
@@ -196,6 +223,18 @@ class JournalWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
+
+
+# A child shares the descriptor, so it would write in its parent's name. To ask for the pid at each record is a call.
+_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
+
+
+def _silence_writers_in_child() -> None:
+    for writer in list(_writers):
+        writer.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_silence_writers_in_child)
 
 
 def _write(descriptor: int, frame: list[Any], length: int) -> None:

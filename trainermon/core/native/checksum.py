@@ -9,12 +9,13 @@ from typing import Any
 
 from trainermon.core.native.library import library_or_none
 
-_WORTH = 8192  # bytes, from which a call through ctypes costs less than what it saves
+WORTH = 8192
+"""Bytes from which the compiled library is called: below, the call through ctypes costs more than it saves."""
 
 
 def crc32(data: Any, value: int = 0) -> int:
     """Return the CRC-32 of a C-contiguous buffer, continued from `value`, that of all before it; copies nothing."""
-    compiled = _compiled() if memoryview(data).nbytes >= _WORTH else None
+    compiled = _compiled() if memoryview(data).nbytes >= WORTH else None
     if compiled is None:
         return zlib.crc32(data, value)
     try:

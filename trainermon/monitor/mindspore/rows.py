@@ -65,7 +65,7 @@ class HostSlab:
 
     def norm(self, rows: Sequence[int]) -> float:
         """Return the norm of the tensors of `rows`, all together; NaN if there is one in them."""
-        return host_rows.norm(self._table, rows)
+        return host_rows.norm(self._table, host_rows.address_of(self._table), rows)
 
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf."""

@@ -14,14 +14,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
-from trainermon.core.values import BlockHistograms, Placement, SeriesKey, StatBlock
+from trainermon.core.journal.frames import BlockFrame
+from trainermon.core.values import STATISTICS, BlockHistograms, Placement, SeriesKey, StatBlock
 from trainermon.statistics.rows.host_rows import Columns
 
 T = TypeVar("T")
@@ -122,13 +122,16 @@ class HistogramChoice(Protocol):
         """Whether the series with this number has one."""
 
 
-class _StepRows(NamedTuple):
-    """What was taken for one step: its slab if it has one, the rows in it by series, and numbers of the host."""
+class _StepRows:
+    """What was taken for one step: its slab once it has one, the rows in it by series, and numbers of the host."""
 
-    step: int
-    slab: RowSlab | None
-    rows: dict[int, int]
-    scalars: dict[int, float]
+    __slots__ = ("rows", "scalars", "slab", "step")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.slab: RowSlab | None = None
+        self.rows: dict[int, int] = {}
+        self.scalars: dict[int, float] = {}
 
 
 class RowCollector:
@@ -158,13 +161,10 @@ class RowCollector:
         self._is_capturing = is_capturing
         self._ring = ring
         self._journal = journal
-        self._step = 0
-        self._slab: RowSlab | None = None
-        self._rows: dict[int, int] = {}
-        self._scalars: dict[int, float] = {}
+        self._taken = _StepRows(0)
         self._ended: _StepRows | None = None
-        self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
-        self._layout = _BlockLayout()
+        self._sealed: deque[_StepRows] = deque()
+        self._layout = _BlockLayout({}, {})
 
     def begin(self, step: int) -> None:
         """Start `step`: rows belong to it from now on; its slab is taken when the first row comes.
@@ -172,34 +172,28 @@ class RowCollector:
         What was taken for the step before stays open for `late` until then, or until it is sealed.
         """
         self.seal_ended()
-        if self.is_empty:
-            self.reset_step()
+        ended, self._taken = self._taken, _StepRows(step)
+        if ended.rows or ended.scalars:
+            self._ended = ended
         else:
-            self._ended = _StepRows(self._step, self._slab, self._rows, self._scalars)
-        self._become(_StepRows(step, None, {}, {}))
+            self._drop(ended)
 
     @contextlib.contextmanager
     def late(self, step: int) -> Iterator[None]:
         """Return a context in which rows belong to `step`, which has ended; it is written at the end of the context."""
-        ended, self._ended = self._ended or _StepRows(step, None, {}, {}), None
-        coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
-        self._become(ended)
+        ended, self._ended = self._ended or _StepRows(step), None
+        coming, self._taken = self._taken, ended
         try:
             yield
         finally:
-            self.seal()
-            self._become(coming)
+            self._taken = coming
+            self._seal(ended)
 
     def seal_ended(self) -> None:
         """Write the rows of the step that has ended, if they still wait for values of `late`."""
         ended, self._ended = self._ended, None
         if ended is not None:
-            coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
-            self._become(ended)
-            try:
-                self.seal()
-            finally:
-                self._become(coming)
+            self._seal(ended)
 
     def take(self, series: Sequence[int], tensors: Sequence[Any]) -> int:
         """Compute the eight moments of each tensor, on its device, as the row of the series at the same position.
@@ -209,15 +203,16 @@ class RowCollector:
         if self._is_capturing():
             self._refuse(len(tensors))
             return -1
-        slab = self._slab or self._open()
+        taken = self._taken
+        slab = taken.slab or self._open()
         if self.muted or slab is None:
             return -1
         first = slab.take(tensors)
         if len(series) == 1:
-            self._rows[series[0]] = first
+            taken.rows[series[0]] = first
         else:
-            self._rows.update(zip(series, range(first, first + len(tensors)), strict=True))
-        if self.histograms is not None and self.histograms.is_due(self._step):
+            taken.rows.update(zip(series, range(first, first + len(tensors)), strict=True))
+        if self.histograms is not None and self.histograms.is_due(taken.step):
             counted = [place for place, number in enumerate(series) if self.histograms.wants(number)]
             if counted:
                 slab.count([first + place for place in counted], [tensors[place] for place in counted])
@@ -230,18 +225,19 @@ class RowCollector:
         """
         if row < 0 or self.muted:
             return
-        self._rows[series] = row
-        if self.histograms is None or tensor is None or self._slab is None or self._slab.has_histogram(row):
+        taken = self._taken
+        taken.rows[series] = row
+        if self.histograms is None or tensor is None or taken.slab is None or taken.slab.has_histogram(row):
             return
-        if self.histograms.is_due(self._step) and self.histograms.wants(series):
-            self._slab.count((row,), (tensor,))
+        if self.histograms.is_due(taken.step) and self.histograms.wants(series):
+            taken.slab.count((row,), (tensor,))
 
     def share_all(self, series: Sequence[int], first: int, tensors: Sequence[Any]) -> None:
         """Do what `share` does, for the series at each position: rows are those from `first` on."""
         if first < 0 or self.muted:
             return
         if self.histograms is None:
-            self._rows.update(zip(series, range(first, first + len(series)), strict=True))
+            self._taken.rows.update(zip(series, range(first, first + len(series)), strict=True))
             return
         for row, (number, tensor) in enumerate(zip(series, tensors, strict=True), start=first):
             self.share(number, row, tensor)
@@ -251,22 +247,22 @@ class RowCollector:
 
         Drop it if `to` is None. For values whose series is decided by a later value.
         """
-        _move(self._rows, series, to)
-        _move(self._scalars, series, to)
+        _move(self._taken.rows, series, to)
+        _move(self._taken.scalars, series, to)
 
     def norm(self, series: Iterable[int]) -> float | None:
         """Return the norm of the tensors of `series`, all together, NaN if there is one in them.
 
         None if one of them has no row in this step. For models on the CPU: the rows are looked at where they are.
         """
-        rows = [*map(self._rows.get, series)]
-        if self._slab is None or None in rows:
+        rows = [*map(self._taken.rows.get, series)]
+        if self._taken.slab is None or None in rows:
             return None
-        return self._slab.norm(rows)  # type: ignore[arg-type]  # no None is among the rows
+        return self._taken.slab.norm(rows)  # type: ignore[arg-type]  # no None is among the rows
 
     def copy_rows(self, first: int, count: int) -> Any:
         """Return a copy of `count` rows from `first` on, on the device; None if nothing was taken."""
-        return None if first < 0 or self._slab is None else self._slab.copy_rows(first, count)
+        return None if first < 0 or self._taken.slab is None else self._taken.slab.copy_rows(first, count)
 
     def repeat(self, series: Sequence[int], rows: Any) -> None:
         """Give `series` the rows that `copy_rows` returned in an earlier step, as their tensors have not changed."""
@@ -276,24 +272,24 @@ class RowCollector:
         slab = self._open()
         if slab is not None and not self.muted:
             first = slab.put_rows(rows)
-            self._rows.update(zip(series, range(first, first + len(series)), strict=True))
+            self._taken.rows.update(zip(series, range(first, first + len(series)), strict=True))
 
     def put(self, series: int, value: float) -> None:
         """Record one number, which is on the host already, as the row of `series`."""
-        self._scalars[series] = value
+        self._taken.scalars[series] = value
 
     def any_nonfinite(self, series: Iterable[int]) -> bool:
         """Return whether a row of `series` taken in this step holds a NaN or an Inf. Waits for the device."""
         rows = self._rows_of(series)
-        return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
+        return bool(self._taken.slab is not None and rows and self._taken.slab.any_nonfinite(rows))
 
     def any_nonzero(self, series: Iterable[int]) -> bool:
         """Return whether a row of `series` in this step has a finite element that is not zero. Waits for the device."""
         rows = self._rows_of(series)
-        return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
+        return bool(self._taken.slab is not None and rows and self._taken.slab.any_nonzero(rows))
 
     def _rows_of(self, series: Iterable[int]) -> list[int]:
-        return [row for row in map(self._rows.get, series) if row is not None]
+        return [row for row in map(self._taken.rows.get, series) if row is not None]
 
     @property
     def has_ended(self) -> bool:
@@ -303,40 +299,59 @@ class RowCollector:
     @property
     def is_empty(self) -> bool:
         """Whether no row was recorded for this step."""
-        return not self._rows and not self._scalars
+        return not self._taken.rows and not self._taken.scalars
 
     def reset_step(self, *, but: Set[int] = frozenset()) -> None:
         """Drop the rows of the open step, except those of the series `but`.
 
         Without any of these its memory is used again.
         """
-        self._rows = {series: row for series, row in self._rows.items() if series in but}
-        self._scalars = {series: value for series, value in self._scalars.items() if series in but}
-        if not self._rows and self._slab is not None:
-            self._ring.put_back(self._slab)
-            self._slab = None
+        self._drop(self._taken, but=but)
 
     def seal(self) -> None:
         """End the step: start to copy its rows to the host, and write every step whose copy has arrived."""
+        self.seal_ended()
+        taken, self._taken = self._taken, _StepRows(self._taken.step)
+        self._seal(taken)
+
+    def _seal(self, taken: _StepRows) -> None:
         if self._is_capturing():
-            self.reset_step()
+            self._drop(taken)
             return
-        slab = None if self.is_empty else self._open()
-        if slab is None:
-            self.reset_step()
+        if taken.rows or taken.scalars:
+            taken.slab = taken.slab or self._ring.begin(taken.step)
+        if taken.slab is None or not (taken.rows or taken.scalars):
+            self._drop(taken)
         else:
-            self._sealed.append((self._rows, self._scalars))
-            self._ring.seal(slab)
-            self._become(_StepRows(self._step, None, {}, {}))
+            self._sealed.append(taken)
+            self._ring.seal(taken.slab)
         self.write_ready()
+
+    def _drop(self, taken: _StepRows, *, but: Set[int] = frozenset()) -> None:
+        taken.rows = {series: row for series, row in taken.rows.items() if series in but}
+        taken.scalars = {series: value for series, value in taken.scalars.items() if series in but}
+        if not taken.rows and taken.slab is not None:
+            self._ring.put_back(taken.slab)
+            taken.slab = None
 
     def write_ready(self, *, wait: bool = False) -> None:
         """Write to the journal the ended steps whose rows have arrived on the host; with `wait`, all of them."""
         for slab in self._ring.flush() if wait else self._ring.ready():
-            rows, scalars = self._sealed.popleft()
             self.table.write_new(self._journal)
-            self.latest = _block(slab, rows, scalars, self.histograms, self._layout)
-            self._journal.append_block(self.latest)
+            taken = self._sealed.popleft()
+            if not self._layout.is_of(taken.rows, taken.scalars):
+                self._layout = _BlockLayout(taken.rows, taken.scalars)
+            lies = self._layout
+            slab.write_columns(lies.columns, taken.scalars.values())
+            histograms = None if self.histograms is None else _histograms(slab, taken.rows, self.histograms)
+            self.latest = StatBlock(
+                step=taken.step,
+                time_s=time.time(),
+                series=lies.series,
+                values=lies.columns.values,
+                histograms=histograms,
+            )
+            self._journal.append_block(self.latest, lies.frame if histograms is None else None)
             self._ring.put_back(slab)
 
     def flushed(self) -> StatBlock | None:
@@ -359,13 +374,11 @@ class RowCollector:
         self.refused += count
 
     def _open(self) -> RowSlab | None:
-        if self._slab is None:
+        taken = self._taken
+        if taken.slab is None:
             self.seal_ended()
-            self._slab = self._ring.begin(self._step)
-        return self._slab
-
-    def _become(self, taken: _StepRows) -> None:
-        self._step, self._slab, self._rows, self._scalars = taken
+            taken.slab = self._ring.begin(taken.step)
+        return taken.slab
 
 
 def _move(taken: dict[int, T], series: int, to: int | None) -> None:
@@ -376,31 +389,25 @@ def _move(taken: dict[int, T], series: int, to: int | None) -> None:
 
 
 class _BlockLayout:
-    """Which series a block has, and which row of the slab each is; most steps have those of the step before."""
+    """Which series a block has, which row of the slab each is, and what the block is written into.
 
-    def __init__(self) -> None:
-        self._known: tuple[list[int], list[int]] = ([], [])
-        self._found = np.zeros(0, np.uint32), Columns()
+    Attributes:
+        series: The ids of all series, uint32; nobody may write to it.
+        columns: Writes rows and single numbers.
+        frame: The record of the journal that they are written into.
+    """
 
-    def of(self, rows: dict[int, int], scalars: dict[int, float]) -> tuple[NDArray[np.uint32], Columns]:
-        """Return the ids of all series, which nobody may write to, and what their columns are written into."""
-        known = [*rows, *scalars], [*rows.values()]
-        if known != self._known:
-            self._known, self._found = known, (np.array(known[0], np.uint32), Columns(known[1], len(scalars)))
-        return self._found
+    def __init__(self, rows: dict[int, int], scalars: dict[int, float]) -> None:
+        self._known = [*rows, *scalars], [*rows.values()]
+        self.series = np.array(self._known[0], np.uint32)
+        self.frame = BlockFrame(self.series)
+        self.columns = Columns(
+            self._known[1], len(scalars), np.asarray(self.frame.values).reshape(len(STATISTICS), len(self.series))
+        )
 
-
-def _block(
-    slab: RowSlab,
-    rows: dict[int, int],
-    scalars: dict[int, float],
-    choice: HistogramChoice | None,
-    layout: _BlockLayout,
-) -> StatBlock:
-    series, columns = layout.of(rows, scalars)
-    slab.write_columns(columns, scalars.values())
-    histograms = None if choice is None else _histograms(slab, rows, choice)
-    return StatBlock(step=slab.step, time_s=time.time(), series=series, values=columns.values, histograms=histograms)
+    def is_of(self, rows: dict[int, int], scalars: dict[int, float]) -> bool:
+        """Return whether it suits these rows and numbers; most steps have those of the step before."""
+        return self._known == ([*rows, *scalars], [*rows.values()])
 
 
 def _histograms(slab: RowSlab, rows: dict[int, int], choice: HistogramChoice) -> BlockHistograms | None:

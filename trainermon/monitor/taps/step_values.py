@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,7 @@ from trainermon.statistics.rows import host_rows
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4
 
+_TRAINS = operator.attrgetter("training")
 _SQUARES, _NANS = STATISTICS.index("sum_sq"), STATISTICS.index("nans")
 
 
@@ -48,7 +50,8 @@ class StepValues:
             range(len(training.parameters)), key=lambda index: training.parameters[index].tensor.numel()
         )
         self._probe: tuple[dict[int, Tensor], Tensor | float] | None = None
-        self._is_on_host = training.device.type == "cpu"
+        self._device = training.device
+        self._is_on_host = self._device.type == "cpu"
         self._rows = torch.empty((NUM_PROBES, len(STATISTICS)), dtype=torch.float64, device="cpu")
         self._rows_on_host = self._rows.numpy()
         self._ratio: Tensor | float | None = None
@@ -77,7 +80,7 @@ class StepValues:
         if self._probe is not None and not is_scaled:
             found, before = self._probe
             gradients = self._training.reduced_gradients()
-            is_same = all(gradients[i] is each for i, each in found.items())
+            is_same = all(map(operator.is_, map(gradients.__getitem__, found), found.values()))
             now = found if is_same else self._find([*found], gradients)
             if now.keys() == found.keys():
                 self._ratio = _quotient(self._norm(now), before)
@@ -85,15 +88,21 @@ class StepValues:
 
     def at_exit(self, outcome: StepOutcome) -> None:
         """Record gradient norm, clip ratio, loss scale and learning rate of the step that ended with `outcome`."""
-        self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
-        self._file(CLIP_RATIO_SERIES, _clip_ratio(outcome) if outcome.max_norm else self._ratio)
-        self._file(LOSS_SCALE_SERIES, outcome.loss_scale)
-        self._file(SKIPPED_SERIES, None if outcome.skipped is None else float(outcome.skipped))
+        if outcome.grad_norm is not None:
+            self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
+        ratio = _clip_ratio(outcome) if outcome.max_norm else self._ratio
+        if ratio is not None:
+            self._file(CLIP_RATIO_SERIES, ratio)
+        if outcome.loss_scale is not None:
+            self._file(LOSS_SCALE_SERIES, outcome.loss_scale)
+        if outcome.skipped is not None:
+            self._file(SKIPPED_SERIES, float(outcome.skipped))
         for group, rate in enumerate(self._training.learning_rates()):
             self._file(LEARNING_RATE_SERIES, rate, slot=str(group))
-        is_eval = not any(root.training for root in self._training.roots)
+        is_eval = not any(map(_TRAINS, self._training.roots))
         self._was_eval |= is_eval
-        self._file(EVAL_MODE_SERIES, float(is_eval) if self._was_eval else None)
+        if self._was_eval:
+            self._file(EVAL_MODE_SERIES, float(is_eval))
         self._ratio = None
 
     def new_step(self) -> None:
@@ -102,11 +111,13 @@ class StepValues:
 
     def _find(self, indices: Sequence[int], gradients: Sequence[Tensor | None]) -> dict[int, Tensor]:
         """Return, by index, those of the first few of `indices` that have a gradient on the model's device."""
-        device = self._training.device
+        device = self._device
         found: dict[int, Tensor] = {}
         for index in indices:
             gradient = gradients[index]
-            if gradient is not None and _is_readable(gradient, device):
+            if gradient is None or gradient.layout is not torch.strided or not gradient.numel():
+                continue
+            if gradient.device == device:
                 found[index] = gradient
                 if len(found) == NUM_PROBES:
                     break
@@ -117,15 +128,13 @@ class StepValues:
         tensors = [*found.values()]
         if self._is_on_host:
             write(tensors, self._rows, 0)
-            return host_rows.norm(self._rows_on_host, range(len(tensors)))
-        rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=self._training.device)
+            return host_rows.norm(self._rows_on_host, self._rows.data_ptr(), range(len(tensors)))
+        rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=self._device)
         write(tensors, rows, 0)
         square, nans = rows[:, _SQUARES].sum(), rows[:, _NANS].sum()
         return torch.where(nans > 0, torch.nan, square).sqrt()
 
-    def _file(self, name: str, value: Tensor | float | None, slot: str = "") -> None:
-        if value is None:
-            return
+    def _file(self, name: str, value: Tensor | float, slot: str = "") -> None:
         series = self._series.get((name, slot))
         if series is None:
             series = self._series[name, slot] = self._collector.table.id_of(SeriesKey(Kind.STEP, name, slot))
@@ -133,10 +142,6 @@ class StepValues:
             self._collector.take((series,), (value,))
         else:
             self._collector.put(series, value)
-
-
-def _is_readable(gradient: Tensor, device: torch.device) -> bool:
-    return gradient.numel() > 0 and gradient.layout is torch.strided and gradient.device == device
 
 
 def _quotient(now: Tensor | float, before: Tensor | float) -> Tensor | float:
