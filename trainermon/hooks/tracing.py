@@ -15,6 +15,9 @@ def is_traced() -> bool:
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_dispatch_mode(_FAKE) is not None
-        or torch._C._get_dispatch_mode(_PROXY) is not None
+        or (torch._C._len_torch_dispatch_stack() > 0 and _is_faked())
     )
+
+
+def _is_faked() -> bool:
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (_FAKE, _PROXY))

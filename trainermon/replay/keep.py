@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainermon.hooks.guard import ContainedCall
 from trainermon.hooks.replayable import Replayable
+from trainermon.hooks.tensor_hooks import hook_gradient
 from trainermon.hooks.tracing import is_traced
 from trainermon.hooks.tree import tensors_of
 from trainermon.replay.attributes import restore_generator
@@ -111,10 +112,10 @@ class _KeptRoot:
         self.modules = list(model.modules())
         self.parameters = list(model.parameters())
         self.buffers = BufferKeeper(model)
-        self._handed = list(handed)
+        self.handed = list(handed)
 
     def handed_values(self) -> list[HandedValue]:
-        return [HandedValue(module, name, getattr(module, name, None)) for module, name in self._handed]
+        return [HandedValue(module, name, getattr(module, name, None)) for module, name in self.handed]
 
 
 class ForwardKeeper:
@@ -204,7 +205,7 @@ class ForwardKeeper:
         if is_traced():  # what is copied here would become part of the trace
             return
         root = self._roots[stage]
-        handed = root.handed_values()
+        handed = root.handed_values() if root.handed else []
         # a walk takes as long as all else here
         is_plain = not kwargs and not handed and set(map(type, args)) == _TENSORS
         leaves, tree = (list(args), _tree_of(len(args))) if is_plain else pytree.tree_flatten((args, kwargs))
@@ -214,20 +215,19 @@ class ForwardKeeper:
             leaves=leaves,
             tree=tree,
             handed=handed,
-            generators=self._generators(() if is_plain else leaves),
+            generators=self._replayable.generators() if is_plain else self._generators(leaves),
             versions=_versions(given),
             random=RandomState.current(self.devices),
             autocast=AutocastState.current(self.devices),
             training=tuple(map(_TRAINS, root.modules)),
             buffers=root.buffers.keep(),
-            parameter_versions=self._parameter_versions(stage),
+            parameter_versions=sum(map(_VERSION, root.parameters)) if self._replayable.shadowed else 0,
             size_bytes=size_bytes(given),
         )
 
     def _generators(self, leaves: Sequence[Any]) -> Callable[[], None]:
         """Return what puts back the generators that are the framework's own, or among `leaves`."""
-        own = self._replayable.generators()
-        return _all_of([own, *map(restore_generator, leaves)]) if leaves else own
+        return _all_of([self._replayable.generators(), *map(restore_generator, leaves)])
 
     def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         kept, self._current = self._current, None
@@ -238,35 +238,33 @@ class ForwardKeeper:
         returned = differentiable(output)
         if not returned:
             return
-        if self._parameter_versions(kept.stage) != kept.parameter_versions:
+        root = self._roots[kept.stage]
+        # not where they are gathered for each forward, and so written to
+        if self._replayable.shadowed and sum(map(_VERSION, root.parameters)) != kept.parameter_versions:
             # as an embedding with max_norm does; a replay would do it once more
             self.error = "the model writes to its parameters in its forward"
             return
-        if not self._is_repeatable(returned):
+        if self._can_repeat is None:
+            self._can_repeat = self._is_repeatable(returned)
+        if not self._can_repeat:
             self.error = "reentrant activation checkpointing cannot be asked for single gradients"
             return
-        kept.buffers = self._roots[kept.stage].buffers.learn(kept.buffers)
+        clones: list[Tensor] = []
+        if kept.buffers:
+            kept.buffers = root.buffers.learn(kept.buffers)
+            clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.gradients = [None] * len(returned)
         for index, tensor in enumerate(returned):
-            hook = ContainedCall(self, self._gradient, (kept, index))
-            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            hook_gradient(tensor, ContainedCall(self, self._gradient, (kept, index)))
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
-        clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.size_bytes += size_bytes([*clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
 
     def _is_repeatable(self, returned: list[Tensor]) -> bool:
         """Return whether a replay can run the backward of what was returned; looked at in the first forward."""
-        if self._can_repeat is None:
-            asks = not self._replayable.shadowed and not self._replayable.accumulates
-            self._can_repeat = not (asks and has_reentrant_checkpoint(returned))
-        return self._can_repeat
-
-    def _parameter_versions(self, stage: int) -> int:
-        if not self._replayable.shadowed:
-            return 0  # they are gathered for each forward, and so written to
-        return sum(map(_VERSION, self._roots[stage].parameters))
+        asks = not self._replayable.shadowed and not self._replayable.accumulates
+        return not (asks and has_reentrant_checkpoint(returned))
 
     def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
         if gradient is None or self.muted:  # None: another output of the same node was used, not this one
@@ -278,7 +276,7 @@ class ForwardKeeper:
         self._hold_budget()
 
     def _hold_budget(self) -> None:
-        if self.size_bytes <= self._memory_bytes:
+        if sum(map(_SIZE, self.forwards)) <= self._memory_bytes:
             return
         for kept in self.forwards:
             kept.forget_outputs()
@@ -319,7 +317,10 @@ def versions_of(given: Any) -> tuple[int, ...]:
 
 
 def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])  # a list: see `size_bytes`
+    try:
+        return (*map(_VERSION, tensors),)
+    except RuntimeError:  # an inference tensor counts no writes
+        return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def _tensors(given: Any) -> list[Tensor]:
@@ -328,5 +329,4 @@ def _tensors(given: Any) -> list[Tensor]:
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:
     """Return how many bytes the elements of `tensors` take."""
-    # a list, as a generator is called for each of them
-    return sum([tensor.numel() * tensor.element_size() for tensor in tensors])
+    return sum(map(operator.mul, map(Tensor.numel, tensors), map(Tensor.element_size, tensors)))

@@ -51,7 +51,9 @@ class RandomState(NamedTuple):
             python=_python.current(),
             numpy=None if numpy is None else _numpy.current(numpy, anew=anew),
             cpu=_torch.current(anew=anew),
-            devices=tuple([(device, _device_module(device).get_rng_state(device)) for device in devices]),
+            devices=tuple([(device, _device_module(device).get_rng_state(device)) for device in devices])
+            if devices
+            else (),
         )
 
     def put_back(self) -> None:
@@ -186,8 +188,10 @@ class AutocastState(NamedTuple):
     cache: bool
 
     @classmethod
-    def current(cls, devices: Iterable[torch.device]) -> AutocastState:
+    def current(cls, devices: Sequence[torch.device]) -> AutocastState:
         """Return which automatic casts are on now, for the CPU and the types of `devices`."""
+        if not (devices or torch._C._is_any_autocast_enabled()):
+            return _NO_CASTS
         names = dict.fromkeys(["cpu", *[device.type for device in devices]])
         return cls(
             tuple([(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in names]),
@@ -204,6 +208,9 @@ class AutocastState(NamedTuple):
                 elif torch.is_autocast_enabled(name):
                     stack.enter_context(torch.autocast(name, enabled=False))
             yield
+
+
+_NO_CASTS = AutocastState((("cpu", False, torch.bfloat16),), cache=True)  # on a CPU: what is off uses no dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -260,6 +267,8 @@ class BufferKeeper:
         """Return all buffers as they are now, with a clone of each that is not known to be constant."""
         kept = []
         for module in self._modules:
+            if not module._buffers:
+                continue
             for name, tensor in module._buffers.items():
                 if tensor is None:
                     continue

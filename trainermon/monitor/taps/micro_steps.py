@@ -13,6 +13,7 @@ may be under way at a time. Every virtual pipeline stage counts for itself.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.hooks.guard import FaultGuard
+from trainermon.hooks.tensor_hooks import hook_gradient
 from trainermon.hooks.tracing import is_traced
 from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.training import TapHandle, Training
 
 # Forwards before one backward that are looked at: a root that is called for every token would make series without end.
 MAX_FORWARDS = 64
+_ENGINE = torch.autograd.Variable._execution_engine
+_BACKWARD = operator.attrgetter("backward")
 
 
 class _StageProgress:
@@ -66,6 +70,8 @@ class MicroSteps:
         replaying: Whether a replay runs, in which nothing counts.
         stepping: Whether the optimizer's own step runs, in which nothing counts either.
         expected: How many backwards the open step has: every step's number, unless `expect` said otherwise.
+        backward: Number of backwards of the open step that every stage has done.
+        has_backward: Whether a backward of the open step has ended, in any stage.
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
@@ -82,6 +88,7 @@ class MicroSteps:
     ) -> None:
         self.counting = False
         self.attached = False
+        self.backward, self.has_backward = 0, False
         self.replaying = self.stepping = self.in_float16 = False
         self.expected = self._num_expected = num_expected
         self._training = training
@@ -105,11 +112,6 @@ class MicroSteps:
     def muted(self) -> bool:
         """Whether forwards and backwards are not counted now."""
         return self.replaying or self.stepping
-
-    @property
-    def backward(self) -> int:
-        """Number of backwards of the open step that every stage has done."""
-        return min([stage.backward for stage in self._stages])
 
     @property
     def is_complete(self) -> bool:
@@ -165,11 +167,6 @@ class MicroSteps:
         return True
 
     @property
-    def has_backward(self) -> bool:
-        """Whether a backward of the open step has ended."""
-        return any(stage.backward > 0 for stage in self._stages)
-
-    @property
     def is_thrown_away(self) -> bool:
         """Whether the script has thrown the gradients of the open step away without an optimizer step."""
         return self.has_backward and self._training.gradients_are_gone()
@@ -201,7 +198,8 @@ class MicroSteps:
         for stage in self._stages:
             stage.new_step()
         self.expected = self._num_expected
-        self.counting = self._armed = self._has_come = False
+        self.backward = 0
+        self.counting = self.has_backward = self._armed = self._has_come = False
         self._reached.clear()
         for handle in self._awaiting:
             handle.remove()
@@ -213,7 +211,7 @@ class MicroSteps:
     def _before_forward(self, stage: int, module: nn.Module, _args: tuple[Any, ...]) -> None:
         if self.stepping and not self._training.is_stepping():
             self.stepping = False  # an exception ended the step, and the script goes on
-        if self.muted or in_backward() or is_traced():
+        if self.replaying or self.stepping or in_backward() or is_traced():
             self.counting = False
             return
         found = self._stages[stage]
@@ -235,10 +233,9 @@ class MicroSteps:
         if self.counting and not found.depth:
             self.counting = False
             self._on_forward_end(stage, output)
-            for _, tensor in tensors_of(output):
-                # reading grad_fn also keeps register_hook from dying of a segmentation fault, see ModuleTaps
+            for tensor in (output,) if type(output) is Tensor else [tensor for _, tensor in tensors_of(output)]:
                 if tensor.grad_fn is not None:
-                    tensor.register_hook(self._arm_hook)  # type: ignore[no-untyped-call]
+                    hook_gradient(tensor, self._arm_hook)
 
     def _forget_failed(self) -> None:
         """Forget a backward that ended by an exception: it never came to its end, and its forwards have none."""
@@ -254,12 +251,12 @@ class MicroSteps:
 
     def _arm(self, _gradient: Tensor | None = None) -> None:
         """Ask for a call at the end of the backward that is running now; nothing if one is due already."""
-        if not self._armed and not self.muted:
+        if not (self._armed or self.replaying or self.stepping):
             self._armed = True
-            _queue_callback(self._behind_reducer)
+            _ENGINE.queue_callback(self._behind_reducer)
 
     def _queue_behind_reducer(self) -> None:
-        _queue_callback(self._end)
+        _ENGINE.queue_callback(self._end)
 
     def _end_of_backward(self) -> None:
         self._armed = False
@@ -267,6 +264,7 @@ class MicroSteps:
             for stage in self._reached:
                 self._stages[stage].backward_ended()
             self._reached.clear()
+            self.backward, self.has_backward = min(map(_BACKWARD, self._stages)), True
             self._on_backward_end()
 
 
@@ -276,8 +274,6 @@ def in_backward() -> bool:
 
 
 def _is_float16(device_type: str) -> bool:
+    if device_type == "cpu" and not torch._C._is_any_autocast_enabled():  # which takes a third of what follows
+        return False
     return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.float16
-
-
-def _queue_callback(callback: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from operator import methodcaller
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.hooks.replayable import Replayable
+
+_RATE = methodcaller("get", "lr")
 
 
 class TapHandle(Protocol):
@@ -312,8 +315,8 @@ class Training(abc.ABC):
 
         A group whose `lr` is neither, as optimizers with a rate of their own making have, is left out.
         """
-        rates = [group.get("lr") for group in self.optimizer.param_groups]
-        if all(type(rate) is float for rate in rates):  # the usual case: to ask for a `Real` takes a while
+        rates = [*map(_RATE, self.optimizer.param_groups)]
+        if {*map(type, rates)} == {float}:  # the usual case: to ask for a `Real` takes a while
             return rates
         return [rate if isinstance(rate, Tensor) else float(rate) for rate in rates if isinstance(rate, Tensor | Real)]
 
