@@ -115,6 +115,27 @@ def test_a_rank_tells_where_it_is_as_often_as_it_looks(places, monkeypatch, look
     assert all(beats[3:]) if is_told else not any(beats[5:])
 
 
+@pytest.mark.parametrize(("look_s", "told"), [(0.0, [Phase.OPTIMIZER]), (1000.0, [])])
+def test_the_optimizers_part_of_a_step_is_told_unless_something_was_just_now(monkeypatch, look_s, told):
+    class Page:
+        def __init__(self):
+            self.beats = []
+
+        def beat(self, _step, phase, _time_s):
+            self.beats.append(phase)
+
+    monkeypatch.setattr(phases, "LOOK_S", look_s)
+    page = Page()
+    session_phases = phases.StepPhases(page, phases.CurrentStep(0))
+    session_phases.step_began()
+
+    session_phases.optimizer_begins()
+
+    assert page.beats == [Phase.STEP, *told]
+    session_phases.state_is_read()
+    assert page.beats == [Phase.STEP, *told], "an optimizer that reads the model's state is no checkpoint"
+
+
 def test_a_duration_is_that_of_one_step_after_quiet_ones(places, monkeypatch):
     clock_s = [100.0]
     monkeypatch.setattr("trainermon.monitor.session.phases.time.perf_counter", lambda: clock_s[0])

@@ -32,6 +32,8 @@ from trainermon.monitor.taps.training import (
 logger = logging.getLogger("trainermon")
 
 _LOOKS = 32
+# Called by `map`, which saves the interpreter's share of the time.
+_GRADIENT, _VERSION = operator.attrgetter("tensor.grad"), operator.attrgetter("_version")
 _NUM_WRITES = operator.attrgetter("tensor._version")
 _SCRIPTED = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
 _READABLE = (torch.strided, torch.sparse_coo)
@@ -66,7 +68,11 @@ class PlainTraining(Training):
         may_nest = _may_nest(self.optimizer)
 
         def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return None if may_nest and _is_nested(optimizer) else _enter(contained, args, kwargs)
+            if may_nest and _is_nested(optimizer):
+                return None
+            if kwargs or len(args) > 1:
+                return _enter(contained, args, kwargs)
+            return entry()
 
         def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if not (may_nest and _is_nested(optimizer)):
@@ -105,15 +111,18 @@ class PlainTraining(Training):
 
     def reduced_gradients(self) -> list[Tensor | None]:
         """Return `.grad` of each parameter; None where it has none."""
-        return [parameter.tensor.grad for parameter in self.parameters]
+        return [*map(_GRADIENT, self.parameters)]
 
     def gradient_versions(self) -> list[tuple[int, int]]:
         """Return by parameter the `id` and the counter of writes of its gradient. 0.4 µs each.
 
         A write through `.data` is not counted.
         """
-        gradients = [parameter.tensor.grad for parameter in self.parameters]
-        return [(id(gradient), 0 if gradient is None else gradient._version) for gradient in gradients]
+        gradients = [*map(_GRADIENT, self.parameters)]
+        try:
+            return [*zip(map(id, gradients), map(_VERSION, gradients), strict=True)]
+        except AttributeError:  # one is None
+            return [(id(gradient), 0 if gradient is None else gradient._version) for gradient in gradients]
 
     def values(self) -> list[Tensor | None]:
         """Return the parameters themselves, which the optimizer steps."""
@@ -293,7 +302,7 @@ def _steps_of(optimizer: torch.optim.Optimizer, frame: FrameType | None) -> Iter
 def _enter(
     entry: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call `entry` now, or, where the step has a closure, return arguments with one that calls it.
+    """Call `entry` now, or, where the step was given a closure, return arguments with one that calls it.
 
     An optimizer's step may take something else in that place.
     """

@@ -120,6 +120,7 @@ class AttachedRank(abc.ABC):
         self._loop: RankLoop | None = None
         self._first_step = 0
         self._reconfiguration = LiveReconfiguration(self._files.page, self._files.journal, self._reconfigure)
+        self._polled_epoch = -1  # none
 
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
         """Attach the hooks, write the run's files, and start the agent on local rank 0.
@@ -293,10 +294,13 @@ class AttachedRank(abc.ABC):
         """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         if self._agent.is_page_awaited:
             self._agent.tell_page(step - self._first_step)
-        self._poll_commands(step, self._files.page.epoch())
+        epoch = self._files.page.epoch()
+        if epoch != self._polled_epoch or self._reconfiguration.waiting:
+            self._polled_epoch = epoch
+            self._poll_commands(step, epoch)
 
     def _poll_commands(self, step: int, epoch: int) -> None:
-        """Take up what has come if the control page is at another `epoch` than before."""
+        """Take up what has come, the control page being at another `epoch` than before, or what was to wait."""
         self._reconfiguration.poll(step, epoch)
 
     def _reconfigure(self, wanted: MonitorConfig) -> MonitorConfig:

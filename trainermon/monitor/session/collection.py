@@ -82,15 +82,17 @@ class TapCollection:
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
         self._states = StateTaps(training, indices, collector)
-        self._checksums = ChecksumTaps(
-            training,
-            indices,
-            collector,
-            interval_steps=config.checksum_interval,
-            step_interval=config.step_interval,
-        )
+        self._checksums = None
+        if config.checksum_interval and training.holds_replicas:
+            self._checksums = ChecksumTaps(
+                training,
+                indices,
+                collector,
+                interval_steps=config.checksum_interval,
+                step_interval=config.step_interval,
+            )
         self._values = StepValues(training, collector)
-        self._signs = context.signs(config.gradient_signs)
+        self._signs = None if config.gradient_signs.level is None else context.signs(config.gradient_signs)
         chosen_histograms = ChosenHistograms(
             config.histograms,
             collector.table,
@@ -141,7 +143,8 @@ class TapCollection:
         if self._config.xy_distribution:
             self._modules.new_step()
         self._values.new_step()
-        self._features.new_step()
+        if self._features.are_any:
+            self._features.new_step()
         if self._collectives is not None:
             self._collectives.new_step()
 
@@ -168,7 +171,8 @@ class TapCollection:
         `is_scaled`: the script scales its loss.
         """
         self._values.at_entry(is_scaled=is_scaled)
-        self._checksums.at_entry(step)
+        if self._checksums is not None:
+            self._checksums.at_entry(step)
         if self._config.param_distribution:
             self._parameters.at_entry()
         if self._config.ur_distribution:
@@ -177,7 +181,8 @@ class TapCollection:
             self._states.take_direction()
         if self._config.wg_distribution:
             self.gradients.complete()
-        self._signs.at_entry(step)
+        if self._signs is not None:
+            self._signs.at_entry(step)
 
     def after_optimizer(self, outcome: StepOutcome) -> None:
         """Read the optimizer's results, and the numbers of the step as a whole."""
@@ -190,7 +195,9 @@ class TapCollection:
         if self._config.xy_distribution:
             self._regions.step_ended(self._modules.num_seen)
         self._values.at_exit(outcome)
-        self._features.at_exit()
-        self._structure.step_ended()
+        if self._features.are_any:
+            self._features.at_exit()
+        if not self._structure.is_done:
+            self._structure.step_ended()
         if self._collectives is not None:
             self._collectives.step_ended()

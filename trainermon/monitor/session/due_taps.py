@@ -22,6 +22,8 @@ class DueTaps:
         context: What the taps watch, and where their rows go.
         collection: The taps.
         is_due: Whether the open step is collected.
+        schedule: On which steps the configuration in force collects.
+        takes_gradients: Whether gradients are read on steps that are collected.
     """
 
     def __init__(self, context: TapContext, config: MonitorConfig, *, first: int) -> None:
@@ -29,13 +31,15 @@ class DueTaps:
         self.collection = TapCollection(context, config, first=first)
         self.is_due = False
         self._config = config
-        self._schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
+        self.takes_gradients = config.wg_distribution
+        self.schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
 
     def reconfigure(self, config: MonitorConfig, step: int) -> None:
         """Collect by `config` from `step` on, or from its `start_step` if that is later."""
         self.detach()
         self._config = config
-        self._schedule = Schedule(max(config.start_step, step), config.step_interval, config.collect_times)
+        self.takes_gradients = config.wg_distribution
+        self.schedule = Schedule(max(config.start_step, step), config.step_interval, config.collect_times)
         self.collection = TapCollection(self.context, config, first=step)
 
     def prepare(self, step: int, *, is_ordered: bool) -> None:
@@ -43,7 +47,7 @@ class DueTaps:
 
         `is_ordered`: an order asks for it beside the schedule.
         """
-        self.is_due = is_ordered or self._schedule.due(step)
+        self.is_due = is_ordered or self.schedule.due(step)
         attached = self.context.steps.attached
         if self.is_due and not attached:
             self.collection.attach()
@@ -53,23 +57,13 @@ class DueTaps:
 
     def next_due(self, step: int) -> float:
         """Return the first step from `step` on that the schedule collects; infinite if there is none."""
-        found = self._schedule.next_due(step)
+        found = self.schedule.next_due(step)
         return math.inf if found is None else found
 
     def detach(self) -> None:
         """Remove every hook of the taps."""
         self.context.steps.detach()
         self.collection.detach()
-
-    @property
-    def takes_gradients(self) -> bool:
-        """Whether gradients are read on steps that are collected."""
-        return self._config.wg_distribution
-
-    @property
-    def reduced_gradients(self) -> list[int]:
-        """The ids of the series of the reduced gradients."""
-        return self.collection.gradients.reduced
 
     @property
     def gradients(self) -> list[int]:

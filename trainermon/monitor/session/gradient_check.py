@@ -51,7 +51,7 @@ class FiniteGradientCheck:
         if not (self.is_pending and self._replays.armed) or self._decision:
             return
         self.is_pending = False
-        collector, reduced = self._context.collector, self._taps.reduced_gradients
+        collector, reduced = self._context.collector, self._taps.collection.gradients.reduced
         nonfinite = collector.any_nonfinite(reduced)
         self.replay_if(nonfinite or (self._replays.gradients_vanished() and collector.any_nonzero(reduced)))
 

@@ -13,7 +13,10 @@ from trainermon.core.control import ControlPage, Phase
 _PAUSES = (Phase.CHECKPOINT, Phase.EVALUATION)
 
 LOOK_S = 0.02
-"""On quiet steps a rank looks for commands, and tells the agent where it is, no more often than this."""
+"""On quiet steps a rank looks for commands, and tells the agent where it is, no more often than this.
+
+On the others it tells that of each step, and of the optimizer's part of it no more often than this.
+"""
 
 
 class CurrentStep:
@@ -41,12 +44,25 @@ class StepPhases:
         self._page = page
         self._step = step
         self.phase = Phase.SETUP
+        self._told_s = 0.0
         self._marked: Phase | None = None
 
     def beat(self, phase: Phase) -> None:
         """Send the agent a heartbeat that says that `phase` (step, optimizer, checkpoint …) begins now."""
         self.phase = phase
-        self._page.beat(self._step.number, phase, time.time())
+        self._told_s = time.time()
+        self._page.beat(self._step.number, phase, self._told_s)
+
+    def optimizer_begins(self) -> None:
+        """Tell the agent that the optimizer's part of a step begins, unless it was told something just now.
+
+        Where that part of a short step hangs, the agent takes it for another part of the same step, whose limits are
+        the same.
+        """
+        if 0 <= time.time() - self._told_s < LOOK_S:
+            self.phase = Phase.OPTIMIZER
+        else:
+            self.beat(Phase.OPTIMIZER)
 
     @contextlib.contextmanager
     def marked(self, phase: Phase) -> Iterator[None]:
@@ -98,7 +114,7 @@ class QuietSteps:
     """
 
     def __init__(self, step: CurrentStep, phases: StepPhases, has_news: Callable[[], bool]) -> None:
-        self.are_short = self._are_on = False
+        self.are_short = self.are_on = False
         self.step = step
         self.until = self.look_at_s = self.began_s = self.before_s = 0.0
         self._phases = phases
@@ -111,20 +127,20 @@ class QuietSteps:
         `ended` is called when they end, with the number of the open step, the time at which it began, and how long the
         one before it took in seconds. A time that is not known is 0.
         """
-        self._are_on, self.until, self._ended = True, until, ended
+        self.are_on, self.until, self._ended = True, until, ended
         self.began_s, self.before_s = began_s, 0.0
 
     def end(self) -> None:
         """Let no step pass any more, the open one included."""
-        if self._are_on and self._ended is not None:
-            self._are_on = self.are_short = False
+        if self.are_on and self._ended is not None:
+            self.are_on = self.are_short = False
             self._ended(self.step.number, self.began_s, self.began_s - self.before_s if self.before_s else 0.0)
 
     def enter(self) -> bool:
         """Return whether the optimizer's step that begins is a quiet one; the agent is told so."""
-        if self._are_on:
+        if self.are_on:
             self._phases.beat(Phase.OPTIMIZER)
-        return self._are_on
+        return self.are_on
 
     def passes(self) -> bool:
         """Return whether the step that ends is a short quiet one that nobody need be told of; then the next is open."""
@@ -136,13 +152,13 @@ class QuietSteps:
 
     def leave(self) -> bool:
         """Return whether the step that ends is quiet, and so is the next, which is open then; the agent is told so."""
-        if self._are_on and (self.step.number + 1 >= self.until or self._has_news()):
+        if self.are_on and (self.step.number + 1 >= self.until or self._has_news()):
             self.end()
-        if self._are_on:
+        if self.are_on:
             self.step.number += 1
             last_s = self.began_s - self.before_s
             self.before_s, self.began_s = self.began_s, time.perf_counter()
             self.are_short = min(last_s, self.began_s - self.before_s) < LOOK_S
             self.look_at_s = self.began_s + LOOK_S
             self._phases.step_began()
-        return self._are_on
+        return self.are_on

@@ -50,6 +50,9 @@ class LiveReconfiguration:
         journal: Where it is reported what became of them.
         apply: Puts a configuration into force from the coming step on and returns the one that was in force; raises
             TrainermonError if the model does not have what it asks for, and has then changed nothing.
+
+    Attributes:
+        waiting: Configurations that have come, and whose first step has not.
     """
 
     def __init__(
@@ -60,11 +63,11 @@ class LiveReconfiguration:
         self._apply = apply
         self._epoch = page.epoch()
         self._known: set[str] = set()
-        self._waiting: list[Command] = []
+        self.waiting: list[Command] = []
 
     def has_news(self, epoch: int) -> bool:
         """Return whether `poll` may have something to do at a control page of that `epoch`."""
-        return epoch != self._epoch or bool(self._waiting)
+        return epoch != self._epoch or bool(self.waiting)
 
     def poll(self, step: int, epoch: int) -> None:
         """Apply new configurations, read if the control page is at another `epoch`; `step` is the next one to begin."""
@@ -73,10 +76,10 @@ class LiveReconfiguration:
             for command in self._page.read_commands():
                 if command.action is Action.CONFIGURE and command.id not in self._known:
                     self._known.add(command.id)
-                    self._waiting.append(command)
-        if self._waiting:
-            due = [command for command in self._waiting if command.first_step <= step]
-            self._waiting = [command for command in self._waiting if command.first_step > step]
+                    self.waiting.append(command)
+        if self.waiting:
+            due = [command for command in self.waiting if command.first_step <= step]
+            self.waiting = [command for command in self.waiting if command.first_step > step]
             for command in due:
                 self._put_into_force(command, step)
 

@@ -45,6 +45,7 @@ class StepRecorder:
 
     Attributes:
         filed: The series of the open step that the script has recorded.
+        tokens: The tokens of the open step that the script has recorded.
         found_loss_factor: What a loss that is found is multiplied by, for models that return a share of the step's.
     """
 
@@ -58,7 +59,7 @@ class StepRecorder:
         self._times: dict[str, int] = {}
         self._records_loss = False
         self._losses_found: set[int] = set()
-        self._tokens = 0.0
+        self.tokens = 0.0
         self.filed: set[int] = set()
         self.found_loss_factor = 1.0
 
@@ -66,7 +67,7 @@ class StepRecorder:
         """Begin to count the calls of a new step from zero."""
         self._times.clear()
         self.filed.clear()
-        self._tokens = 0.0
+        self.tokens = 0.0
 
     def file(self, name: str, value: Tensor | float) -> None:
         """Record a number, or the statistics of a tensor, as the series `name` of the open step."""
@@ -86,12 +87,12 @@ class StepRecorder:
             return
         self._collector.put(series, value)
         if name == TOKENS_SERIES:
-            self._tokens = self._tokens * (self._num_micro_steps > 1) + value
+            self.tokens = self.tokens * (self._num_micro_steps > 1) + value
 
     def file_rate(self, duration_s: float) -> None:
         """Record tokens per second of a step that took `duration_s` seconds, if the script records `tokens`."""
-        if self._tokens and duration_s > 0:
-            self._collector.put(self._series_of(TOKENS_PER_SECOND_SERIES, None), self._tokens / duration_s)
+        if self.tokens and duration_s > 0:
+            self._collector.put(self._series_of(TOKENS_PER_SECOND_SERIES, None), self.tokens / duration_s)
 
     def find_loss(self, stage: int, output: Any) -> None:
         """Record the loss found in what the last stage returned, as long as the script records none."""

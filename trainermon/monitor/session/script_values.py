@@ -61,6 +61,7 @@ class ScriptValues:
         self._step = step
         self._place = RecordPlace.UNKNOWN
         self.exited_s = self._duration_s = 0.0
+        self._duration = -1  # its series, once there is one
         self._quiet = quiet
         self._waiting: list[Mapping[str, Tensor | float]] = []
 
@@ -123,8 +124,11 @@ class ScriptValues:
         self._duration_s = now_s - self.exited_s if self.exited_s else 0.0
         self.exited_s = now_s
         if self._duration_s and not self._collector.is_empty:
-            self._collector.put(self._collector.table.id_of(DURATION), self._duration_s)
-            self.recorder.file_rate(self._duration_s)
+            if self._duration < 0:
+                self._duration = self._collector.table.id_of(DURATION)
+            self._collector.put(self._duration, self._duration_s)
+            if self.recorder.tokens:
+                self.recorder.file_rate(self._duration_s)
 
     def passed(self, step: int, began_s: float, duration_s: float) -> None:
         """Go on at `step` after quiet ones; see `QuietSteps.begin` for the arguments."""

@@ -131,6 +131,7 @@ class StepLoop:
         self._check = FiniteGradientCheck(parts.dumps.replays, self.taps, self._step, self.phases)
         self._unseen = UnseenChanges(training, self.collector, guard)
         self._hooks = StepHooks(training, guard)
+        self._prepared: tuple[bool, bool] | None = None  # for what: whether it is due, whether it may be replayed
 
     @property
     def step(self) -> int:
@@ -157,6 +158,7 @@ class StepLoop:
 
     def detach_taps(self) -> None:
         """Remove every hook except those around the optimizer's step, which torch may be running right now."""
+        self._prepared = None
         self.taps.detach()
         self._dumps.detach()
         self._check.watch_decision()
@@ -191,16 +193,21 @@ class StepLoop:
 
     def reconfigure(self, config: MonitorConfig) -> None:
         """Collect by `config` from the next step on, or from its `start_step` if that is later."""
+        self._prepared = None
         self.taps.reconfigure(config, self.step)
         self._dumps.replays.configure(config)
 
     def _prepare(self) -> None:
-        """Attach what the coming step needs, and take away what it does not."""
-        step = self.step
-        self.taps.prepare(step, is_ordered=self._dumps.ordered.collects(step))
-        self._dumps.prepare(step, gradients_due=self.taps.is_due and self.taps.takes_gradients)
-        self._check.watch_decision()
-        if not (self.taps.is_due or self._dumps.ordered.are_any or self.collector.has_ended or self._has_news()):
+        """Attach what the coming step needs, and take away what it does not; nothing if that is as it was."""
+        step, ordered = self._step.number, self._dumps.ordered
+        needed = self.taps.schedule.due(step), self._dumps.replays.armed
+        are_ordered = ordered.are_any
+        if needed != self._prepared or are_ordered:
+            self._prepared = None if are_ordered else needed
+            self.taps.prepare(step, is_ordered=ordered.collects(step))
+            self._dumps.prepare(step, gradients_due=self.taps.is_due and self.taps.takes_gradients)
+            self._check.watch_decision()
+        if not (self.taps.is_due or ordered.are_any or self.collector.has_ended or self._has_news()):
             self._quiet.begin(self.taps.next_due(step), self.values.exited_s, self.values.passed)
 
     def _forward_begins(self) -> None:
@@ -242,21 +249,21 @@ class StepLoop:
         self.phases.beat(Phase.DETACHED)
 
     def _entry(self) -> None:
-        if self._quiet.enter():
+        if self._quiet.are_on and self._quiet.enter():
             return
         self.values.settle()
         self.collector.seal_ended()
-        self.phases.beat(Phase.OPTIMIZER)
+        self.phases.optimizer_begins()
         if not self.taps.is_due:
             return
-        self.taps.collection.before_optimizer(self.step, is_scaled=self.steps.in_float16)
+        self.taps.collection.before_optimizer(self._step.number, is_scaled=self.steps.in_float16)
         if self.taps.takes_gradients:
             self._check.is_pending = True
             self._check.check()
         self.steps.stepping = True  # what an optimizer with a closure evaluates again is no step of the script's
 
     def _exit(self, outcome: StepOutcome) -> None:
-        if self._quiet.leave():
+        if self._quiet.are_on and self._quiet.leave():
             return
         self.steps.stepping = False
         if self.taps.is_due:
@@ -266,10 +273,11 @@ class StepLoop:
         self._dumps.finish_step()
         self._start_counting()
         self._step.number += 1
-        self.collector.begin(self.step)
+        step = self._step.number
+        self.collector.begin(step)
         self.values.step_began()
         self.phases.step_began()
-        self._between_steps(self.step)
+        self._between_steps(step)
         self._prepare()
         if self.taps.is_due:
             self._unseen.look_for_replaced()

@@ -80,9 +80,10 @@ class RankWitness:
 
     def notice_groups(self) -> None:
         """Write down new process groups for the agent; 0.3 µs while none has come or gone."""
-        if not self.has_news:
+        num_groups = _num_groups()
+        if num_groups == self._num_groups:
             return
-        self._num_groups = _num_groups()
+        self._num_groups = num_groups
         if self._num_groups and self._wants_socket:  # a process without groups has no collectives to tell of
             self._wants_socket = False
             self._try(self._open_socket)

@@ -19,6 +19,7 @@ from trainermon.monitor.taps.training import TapHandle, Training
 logger = logging.getLogger("trainermon")
 
 NOT_CHOSEN = REPLACED = -1
+_NONE = type(None)
 MAX_WRITTEN = 16
 """Gradients of a step that are taken again; a script that writes to more of them does so by design."""
 WORTH_A_HOOK_BYTES = 1 << 16
@@ -70,6 +71,7 @@ class GradientTaps:
             self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
             self._unreduced[i] = table.id_of(parameters[i].key(Kind.GRAD_UNREDUCED), parameters[i].placement)
         self.reduced = [self._reduced[i] for i in indices]
+        self._takes_all = len(indices) == len(parameters)
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
@@ -156,15 +158,18 @@ class GradientTaps:
         """Take those of the gradients that were not taken when they became final; return whether any is there."""
         if self._taken_when_final and self._others_hook():
             self._taken_when_final.clear()  # they may have changed it since
-        present = [i for i in self._indices if gradients[i] is not None and i not in self._taken_when_final]
-        if not present:
-            self._is_taken = bool(self._taken_when_final)
-            return self._is_taken
-        tensors = [gradients[i] for i in present]
-        first = self._collector.take([self._reduced[i] for i in present], tensors)
+        reduced, unreduced = self._reduced, self._unreduced
+        if not self._takes_all or self._taken_when_final or _NONE in {*map(type, gradients)}:
+            present = [i for i in self._indices if gradients[i] is not None and i not in self._taken_when_final]
+            if not present:
+                self._is_taken = bool(self._taken_when_final)
+                return self._is_taken
+            reduced, unreduced = [reduced[i] for i in present], [unreduced[i] for i in present]
+            gradients = [gradients[i] for i in present]
+        first = self._collector.take(reduced, gradients)
         self._is_taken = first >= 0
         if not self._training.reduces:
-            self._collector.share_all([self._unreduced[i] for i in present], first, tensors)
+            self._collector.share_all(unreduced, first, gradients)
         return self._is_taken
 
     def _take_written(self) -> None:

@@ -34,6 +34,9 @@ class FeatureTaps:
         steps: Tells whether a training forward runs.
         guard: Contains errors of the hooks.
         config: What is asked for; without `recording_l2_features`, nothing.
+
+    Attributes:
+        are_any: Whether a feature is recorded.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class FeatureTaps:
         self._guard = guard
         self._handles: list[TapHandle] = []
         self._features: list[Feature] = []
+        self.are_any = False
         if not config.recording_l2_features:
             return
         wanted = config.l2_targets
@@ -65,6 +69,7 @@ class FeatureTaps:
                     self._features.append(LoadFeature(module, collector, steps))
                 if has_fp8(module.module):
                     self._features.append(Fp8Feature(module, collector, steps))
+        self.are_any = bool(self._features)
 
     def attach(self) -> None:
         """Hook the modules whose features are recorded."""
