@@ -1,6 +1,7 @@
 """What the hooks on modules make of tensors and gradients that are not the usual ones."""
 
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -211,3 +212,37 @@ def test_a_tensor_that_was_given_other_data_is_read_again(places):
     rows = RankJournal(only_spool(places[0])).of(0, Kind.ACTV)
     assert rows["0.inner.output.0"].sum == pytest.approx(2 * expected.item(), rel=1e-5)
     assert rows["0.inner.input.0#1"].sum == pytest.approx(expected.item(), rel=1e-5)
+
+
+class Doubling(nn.Module):
+    """Keeps nothing for its backward; notes which outputs and gradients of it are still alive."""
+
+    def __init__(self, alive, gradients_alive):
+        super().__init__()
+        self.alive, self.gradients_alive = alive, gradients_alive
+
+    def forward(self, x):
+        y = x * 2.0
+        self.alive.append(weakref.ref(y))
+        y.register_hook(lambda gradient: self.gradients_alive.append(weakref.ref(gradient)))
+        return y
+
+
+def test_activations_and_their_gradients_live_no_longer_than_without_a_monitor(places):
+    def most_alive(config):
+        most = []
+
+        def count(alive):
+            most.append(sum(reference() is not None for reference in alive))
+
+        alive, gradients_alive = [], []
+        layers = [Doubling(alive, gradients_alive) for _ in range(8)]
+        for layer in layers:
+            layer.register_forward_pre_hook(lambda *_: count(alive))
+            layer.register_forward_hook(
+                lambda _module, _args, y: y.register_hook(lambda _: count(gradients_alive)) and None
+            )
+        train(nn.Sequential(nn.Linear(4, 4), *layers), config)
+        return most
+
+    assert most_alive(ACTIVATIONS | {"all_xy": True}) == most_alive(None)

@@ -8,6 +8,7 @@ all its consumers.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -42,12 +43,15 @@ class _TappedModule:
 
 
 class _SeenTensor:
-    """A tensor that was looked at just now: its row, and the series that its gradient will have."""
+    """A tensor that was looked at just now: its row, and the series that its gradient will have.
+
+    It is not kept alive: the memory of an activation is for others as soon as it would be without a monitor.
+    """
 
     __slots__ = ("gradient_series", "row", "tensor", "version")
 
     def __init__(self, tensor: Tensor, row: int = -1) -> None:
-        self.tensor = tensor
+        self.tensor = weakref.ref(tensor)
         self.version = _version_of(tensor)
         self.row = row
         self.gradient_series: list[int] = []
@@ -98,12 +102,12 @@ class ModuleTaps:
         self.new_step()
 
     def forget_seen(self) -> None:
-        """Release the tensors that were read last, after a forward."""
+        """Forget the tensors that were read last, after a forward."""
         self._seen.clear()
         self._seen_gradients.clear()
 
     def reset(self) -> None:
-        """Release the tensors that were read last, and the hooks on leaves whose backward has ended."""
+        """Forget the tensors that were read last, and remove the hooks on leaves whose backward has ended."""
         self.forget_seen()
         ended = [key for key in self._leaf_handles if key[1] < self._steps.serial(key[0], recomputing=True)]
         for key in ended:
@@ -247,7 +251,7 @@ def _placement_of(tensor: Tensor) -> Placement | None:
 
 def _find(memory: list[_SeenTensor], tensor: Tensor) -> _SeenTensor | None:
     for seen in memory:
-        if seen.tensor is tensor:
+        if seen.tensor() is tensor:
             return seen if seen.version == _version_of(tensor) else None
     return None
 
