@@ -187,11 +187,11 @@ class _MergeRule(NamedTuple):
     ranks: Callable[[list[float]], float]
 
 
-def _mean_of_rows(rows: RowMoments) -> float:
+def _mean_of_rows(rows: RowMoments) -> Any:
     return sum(row[_SUM] for row in rows) / sum(row[_COUNT] for row in rows)
 
 
-def _largest_of_rows(rows: RowMoments) -> float:
+def _largest_of_rows(rows: RowMoments) -> Any:
     return max(row[_MAX] for row in rows)
 
 
@@ -322,7 +322,7 @@ def _over_ranks(name: str, values: list[float]) -> float:
 def merge_moments(one: Floats, other: Floats) -> Floats:
     """Return the moments of both together, [8, rows]; where one has fewer rows, the others' stay."""
     short, long = sorted((one, other), key=lambda moments: moments.shape[1])
-    merged = long.copy()
+    merged: Floats = long.copy()
     for statistic, target in enumerate(merged[:, : short.shape[1]]):
         _MERGE.get(statistic, np.add)(target, short[statistic], out=target)
     return merged
