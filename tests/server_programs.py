@@ -29,6 +29,7 @@ PROGRAMS = {
     "prometheus-pushgateway": ("prometheus-pushgateway", "usr/bin/prometheus-pushgateway"),
     "chromium": ("chromium", "usr/bin/chromium"),
     "influxd": ("influxdb", "usr/bin/influxd"),
+    "rclone": ("rclone", "usr/bin/rclone"),
     "victoria-metrics": ("victoria-metrics", "usr/bin/victoria-metrics"),
     "systemd-analyze": ("systemd", "usr/bin/systemd-analyze"),
 }

@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainermon.core.errors import QueryError, StoreError
 from trainermon.core.terminal.escapes import printable
@@ -29,6 +29,9 @@ from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
 from trainermon.exporters.node_agent import AGENT_FAULTS, find_agent
 from trainermon.exporters.store.store import open_run
+
+if TYPE_CHECKING:
+    from trainermon.exporters.store.segments import RunPath
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         nargs="?",
-        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+        help=f"run directory, address (s3://bucket/run), or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT}"
+        " (default: the newest)",
     )
     parser.add_argument("sql", nargs="?", help="the query; without it, the tables and their columns are listed")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: %(default)s")
@@ -112,16 +116,32 @@ def main(args: argparse.Namespace) -> int:
     run, sql = args.run, args.sql
     if sql is None and run is not None and any(letter.isspace() for letter in run) and not Path(run).exists():
         run, sql = None, run
-    run_dir = find_run(run)
+    run_dir = find_stored_run(run)
     if sql is None:
         sys.stdout.write(describe(run_dir, width=shutil.get_terminal_size().columns))
         return 0
-    flush_agents(run_dir)
+    if isinstance(run_dir, Path):
+        flush_agents(run_dir)
     limit = args.limit if args.limit is not None or args.format != "table" else _TABLE_ROWS
     with ProgressBar("asking"):
         found = run_query(run_dir, sql, limit=limit)
     sys.stdout.writelines(_FORMATS[args.format](found))
     return 0
+
+
+def find_stored_run(run: str | None) -> RunPath:
+    """Return the directory of `run` on disk, as `find_run`, or in object storage, if `run` is an address.
+
+    Raises:
+        QueryError: There is none, or the package that reads such addresses is missing.
+    """
+    if run is None or "://" not in run:
+        return find_run(run)
+    try:
+        from trainermon.exporters.store.buckets import find_bucket_run
+    except ImportError as error:
+        raise QueryError(f"{run} is read by another package: `pip install s3fs`, for s3:// ({error})") from error
+    return find_bucket_run(run)
 
 
 def find_run(run: str | None, root: Path | None = None) -> Path:
@@ -133,6 +153,10 @@ def find_run(run: str | None, root: Path | None = None) -> Path:
         QueryError: There is none.
     """
     root = output_root() if root is None else root
+    if run is not None and "://" in run:
+        raise QueryError(
+            f"{run}: only `trainermon query` reads runs in object storage; copy the run, and name the copy"
+        )
     if run is not None:
         for path in (Path(run), root / run):
             if is_run(path):
@@ -144,7 +168,7 @@ def find_run(run: str | None, root: Path | None = None) -> Path:
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 
-def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> QueryResult:
+def run_query(run_dir: RunPath, sql: str, *, limit: int | None = None) -> QueryResult:
     """Return the answer to `sql` over the run as it is now, at most `limit` rows of it.
 
     A segment that is merged away while it is read makes the query begin again.
@@ -156,10 +180,12 @@ def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> QueryResu
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(StoreError):
             return _ask(run_dir, sql, limit)
+        if not isinstance(run_dir, Path):
+            run_dir = find_stored_run(str(run_dir))
     return _ask(run_dir, sql, limit)
 
 
-def describe(run_dir: Path, *, width: int = 120) -> str:
+def describe(run_dir: RunPath, *, width: int = 120) -> str:
     """Return the run's tables with their columns, what non-finite values mean, and examples, in lines of `width`."""
     names: dict[str, list[str]] = {}
     for table, columns in _tables(run_dir).items():
@@ -190,7 +216,7 @@ def flush_agents(run_dir: Path, timeout_s: float = _FLUSH_S) -> bool:
     return True
 
 
-def _ask(run_dir: Path, sql: str, limit: int | None) -> QueryResult:
+def _ask(run_dir: RunPath, sql: str, limit: int | None) -> QueryResult:
     import duckdb
 
     with open_run(run_dir) as connection:
@@ -202,11 +228,13 @@ def _ask(run_dir: Path, sql: str, limit: int | None) -> QueryResult:
         except duckdb.IOException as error:
             raise StoreError(f"{run_dir}: {error}") from error
         except duckdb.Error as error:
+            if not isinstance(run_dir, Path):
+                run_dir.objects.check()
             raise QueryError(f"{error}\n{_hint(run_dir, str(error))}") from error
     return QueryResult(columns, rows[:limit], limit is not None and len(rows) > limit)
 
 
-def _tables(run_dir: Path) -> dict[str, dict[str, str]]:
+def _tables(run_dir: RunPath) -> dict[str, dict[str, str]]:
     """Return, by table and column, the column's type; both in the database's order."""
     with open_run(run_dir) as connection:
         rows = connection.execute(
@@ -219,7 +247,7 @@ def _tables(run_dir: Path) -> dict[str, dict[str, str]]:
     return tables
 
 
-def _hint(run_dir: Path, message: str) -> str:
+def _hint(run_dir: RunPath, message: str) -> str:
     """Return one line that names the tables and, where a column is unknown, the nearest ones of any table."""
     tables = _tables(run_dir)
     line = f"Tables: {', '.join(tables)} (`trainermon query RUN` lists their columns)"

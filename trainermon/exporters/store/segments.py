@@ -25,13 +25,19 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Cursor
 
 if TYPE_CHECKING:  # imported on first use: 36 MB and 0.1 s that an agent without a store need not pay
     import duckdb
+
+    from trainermon.exporters.store.buckets import BucketPath
+
+    RunPath = Path | BucketPath  # of a file or folder of a run, on disk or in object storage
+
+AnyPath = TypeVar("AnyPath", bound="RunPath")
 
 FORMAT_VERSION = 1
 METADATA_KEY = "trainermon"
@@ -166,22 +172,23 @@ class SegmentMetadata:
 
 
 def cover(directory: Path) -> list[SegmentFile]:
-    """Return the live segments of a directory in order of their numbers; empty if it does not exist.
-
-    A file whose range lies inside another's is dead: it was merged into that one.
-    """
+    """Return the live segments of a directory in order of their numbers; empty if it does not exist."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    found = [
-        SegmentFile(int(match[1]), int(match[2]), directory / name)
-        for name in names
-        if (match := _NAME.fullmatch(name))
-    ]
-    live: list[SegmentFile] = []
-    for segment in sorted(found, key=lambda file: (file.first, -file.last)):
-        if not live or segment.last > live[-1].last:
+    return [SegmentFile(first, last, directory / name) for first, last, name in live_names(names)]
+
+
+def live_names(names: Iterable[str]) -> list[tuple[int, int, str]]:
+    """Return first and last number and the name of each live segment among the files of a directory, in order.
+
+    A file whose range lies inside another's is dead: it was merged into that one.
+    """
+    found = [(int(match[1]), int(match[2]), match[0]) for match in map(_NAME.fullmatch, names) if match]
+    live: list[tuple[int, int, str]] = []
+    for segment in sorted(found, key=lambda segment: (segment[0], -segment[1])):
+        if not live or segment[1] > live[-1][1]:
             live.append(segment)
     return live
 
@@ -226,8 +233,8 @@ def segment_path(directory: Path, first: int, last: int) -> Path:
     return directory / f"{first:010d}-{last:010d}.parquet"
 
 
-def read_metadata(path: Path) -> SegmentMetadata:
-    """Return the metadata of one segment; reads its footer only.
+def read_metadata(path: RunPath, connection: duckdb.DuckDBPyConnection | None = None) -> SegmentMetadata:
+    """Return the metadata of one segment; reads its footer only, by `connection` or this thread's own.
 
     Raises:
         StoreError: The file is not a segment, damaged, or of another format version.
@@ -235,7 +242,7 @@ def read_metadata(path: Path) -> SegmentMetadata:
     import duckdb
 
     try:
-        rows = reader().execute(
+        rows = (connection or reader()).execute(
             "SELECT decode(value) FROM parquet_kv_metadata($1) WHERE decode(key) = $2",
             [sql_path(path), METADATA_KEY],
         )
@@ -244,31 +251,34 @@ def read_metadata(path: Path) -> SegmentMetadata:
         raise unreadable(path, error) from error
 
 
-def read_ends(paths: Sequence[Path]) -> dict[Path, SegmentMetadata | StoreError]:
+def read_ends(
+    paths: Sequence[AnyPath], connection: duckdb.DuckDBPyConnection | None = None
+) -> dict[AnyPath, SegmentMetadata | StoreError]:
     """Return the metadata of many segments by path, or what `read_metadata` raises of one; 0.1 ms a segment.
 
-    Where some cannot be read halves are tried, so that a few bad ones cost the others little.
+    `connection` reads them; without one this thread's own does. Where some cannot be read halves are tried, so that a
+    few bad ones cost the others little.
     """
     import duckdb
 
     if len(paths) > 1:
         by_name = {sql_path(path): path for path in paths}
         with contextlib.suppress(OSError, duckdb.Error, LookupError, ValueError, TypeError):
-            rows = reader().execute(
+            rows = (connection or reader()).execute(
                 "SELECT file_name, decode(value) FROM parquet_kv_metadata($1) WHERE decode(key) = $2",
                 [list(by_name), METADATA_KEY],
             )
             found = {by_name[name]: SegmentMetadata.from_json(text) for name, text in rows.fetchall()}
             return {path: found[path] for path in paths}
         middle = len(paths) // 2
-        return read_ends(paths[:middle]) | read_ends(paths[middle:])
+        return read_ends(paths[:middle], connection) | read_ends(paths[middle:], connection)
     try:
-        return {path: read_metadata(path) for path in paths}
+        return {path: read_metadata(path, connection) for path in paths}
     except StoreError as error:
         return dict.fromkeys(paths, error)
 
 
-def unreadable(path: Path, error: Exception) -> StoreError:
+def unreadable(path: RunPath, error: Exception) -> StoreError:
     """Return the error that says that a segment cannot be read, why, and what to do."""
     return StoreError(
         f"{path}: not a segment of format {FORMAT_VERSION} ({str(error).splitlines()[0] if str(error) else error!r});"
@@ -276,14 +286,16 @@ def unreadable(path: Path, error: Exception) -> StoreError:
     )
 
 
-def is_whole(path: Path) -> bool:
-    """Whether the file begins and ends as a Parquet file does, or is gone.
+def is_whole(path: RunPath) -> bool:
+    """Whether the file begins and ends as a Parquet file does, or is gone; an object in a bucket is there as a whole.
 
     Source: Apache Parquet format, "File format": magic, data, footer, its length (4 bytes), magic.
 
     Raises:
         OSError: It cannot be read, for another reason than a bad block.
     """
+    if not isinstance(path, Path):
+        return True
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
@@ -366,7 +378,7 @@ def reader() -> duckdb.DuckDBPyConnection:
 _folders: dict[Path, int] = {}
 
 
-def sql_path(path: Path) -> str:
+def sql_path(path: RunPath) -> str:
     """Return a name of the file that DuckDB accepts (UTF-8), valid as long as this process lives.
 
     A folder whose name is something else is named by a descriptor, one for each folder that was ever asked for.
@@ -374,6 +386,8 @@ def sql_path(path: Path) -> str:
     Raises:
         OSError: Such a folder cannot be opened.
     """
+    if not isinstance(path, Path):
+        return str(path)
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -390,7 +404,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def scan(paths: Iterable[Path]) -> str:
+def scan(paths: Iterable[RunPath]) -> str:
     """Return the SQL of a table that holds the rows of these segments, and has all columns whoever wrote them.
 
     A column that a segment does not have, being of an older version, is NULL.

@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trainermon.core.derived import SQL
 from trainermon.core.errors import StoreError
@@ -29,8 +29,9 @@ from trainermon.exporters.store.segments import (
     connect,
     cover,
     is_whole,
+    live_names,
     quoted,
-    read_metadata,
+    read_ends,
     scan,
     sql_path,
 )
@@ -38,6 +39,8 @@ from trainermon.exporters.store.step_tables import STEP_VALUES, STEPS
 
 if TYPE_CHECKING:
     import duckdb
+
+    from trainermon.exporters.store.segments import RunPath
 
 logger = logging.getLogger(__name__)
 
@@ -74,29 +77,31 @@ _HANDLED_COLUMNS: Mapping[str, str] = {
 }
 
 
-def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> duckdb.DuckDBPyConnection:
-    """Return a database with the run's tables as they are now.
+def open_run(run_dir: RunPath, *, memory_bytes: int = 1 << 30, threads: int | None = None) -> duckdb.DuckDBPyConnection:
+    """Return a database with the run's tables as they are now, or as they were when `find_bucket_run` listed them.
 
     The views read the segments of all nodes when they are queried; a run without any has empty ones. `stats` leaves out
     what a later attempt has repeated: the rows of an attempt from the first step of the next one on. `steps` has a row
     for every step that any rank has a row of; `loss` and `grad_norm` are NULL where nothing was recorded, NaN where an
     element was NaN, else infinity where one was infinite, of either sign. While the run is going on a segment may be
     replaced by a merged one: a query that then fails with `duckdb.IOException` succeeds on a newly opened run. Segments
-    that are damaged are left out, with a warning. The caller closes the connection.
+    that are damaged are left out, with a warning. The caller closes the connection. It has one thread, or as many as
+    `threads` says; to wait for object storage, 16.
 
     Raises:
         StoreError: The directory does not exist or a segment is of another format.
     """
     connection = open_stats(run_dir, memory_bytes=memory_bytes)
-    connection.execute(f"SET threads = {threads:d}")
+    if threads is not None:
+        connection.execute(f"SET threads = {threads:d}")
     connection.execute(f"CREATE VIEW steps AS {STEPS}")
     connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
     connection.execute(f"CREATE VIEW histograms AS {_histograms()}")
-    _create_alerts(connection, sorted(run_dir.glob("nodes/*")))
+    _create_alerts(connection, _sorted(run_dir.glob("nodes/*")))
     return connection
 
 
-def open_stats(run_dir: Path, *, node: str = "*", memory_bytes: int = 256 << 20) -> duckdb.DuckDBPyConnection:
+def open_stats(run_dir: RunPath, *, node: str = "*", memory_bytes: int = 256 << 20) -> duckdb.DuckDBPyConnection:
     """Return a database with the views `stats` and `all_stats` alone, of one node or of all; otherwise as `open_run`.
 
     Raises:
@@ -105,6 +110,8 @@ def open_stats(run_dir: Path, *, node: str = "*", memory_bytes: int = 256 << 20)
     if not run_dir.is_dir():
         raise StoreError(f"{run_dir}: no such run directory")
     connection = connect(memory_bytes=memory_bytes, spill=spill_directory())
+    if not isinstance(run_dir, Path):
+        run_dir.attach(connection)
     last = _view(connection, run_dir, "all_stats", node=node)
     connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {last}")
     return connection
@@ -122,7 +129,7 @@ def add_run(connection: duckdb.DuckDBPyConnection, run_dir: Path, view: str) -> 
     connection.execute(f"CREATE VIEW {view} AS SELECT * FROM all_{view} WHERE {last}")
 
 
-def _view(connection: duckdb.DuckDBPyConnection, run_dir: Path, name: str, *, node: str = "*") -> str:
+def _view(connection: duckdb.DuckDBPyConnection, run_dir: RunPath, name: str, *, node: str = "*") -> str:
     """Create a view of all rows of the run, or of one node.
 
     Returns the SQL condition on those that no later attempt has repeated.
@@ -136,19 +143,31 @@ def _view(connection: duckdb.DuckDBPyConnection, run_dir: Path, name: str, *, no
     import duckdb
 
     for remaining in reversed(range(_LISTINGS)):
-        folders = sorted(run_dir.glob(f"nodes/{node if node == '*' else glob.escape(node)}/segments"))
-        listed = [segment.path for folder in folders for segment in cover(folder)]
+        pattern = f"nodes/{node if node == '*' else glob.escape(node)}/segments"
+        listed = [path for folder in _sorted(run_dir.glob(pattern)) for path in _live(folder)]
         try:
             segments = _readable(connection, listed)
+            if not isinstance(run_dir, Path):
+                run_dir.objects.check()
             connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT *, {_DERIVED} FROM {scan(segments)}")
-            return _last_attempt(_first_steps(segments))
+            return _last_attempt(_first_steps(connection, segments))
         except (StoreError, duckdb.IOException):
             if remaining == 0 or all(path.exists() for path in listed):
                 raise
     raise AssertionError("the last listing returns or raises")
 
 
-def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> list[Path]:
+def _sorted(paths: Iterable[RunPath]) -> list[RunPath]:
+    return sorted(paths, key=str)
+
+
+def _live(folder: RunPath) -> list[RunPath]:
+    if isinstance(folder, Path):
+        return [segment.path for segment in cover(folder)]
+    return [folder / name for *_, name in live_names(path.name for path in folder.iterdir())]
+
+
+def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[RunPath]) -> list[RunPath]:
     """Return the segments whose ends can be read; reads all of those at once.
 
     Raises:
@@ -164,12 +183,12 @@ def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> l
             whole = [path for path in whole if _have_ends(connection, [path])]
     except (OSError, duckdb.IOException) as error:
         raise StoreError(f"a segment cannot be read: {error}") from error
-    for path in sorted(set(paths).difference(whole)):
+    for path in _sorted(set(paths).difference(whole)):
         logger.warning("%s is damaged and left out: what follows is without its rows", path)
     return whole
 
 
-def _have_ends(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> bool:
+def _have_ends(connection: duckdb.DuckDBPyConnection, paths: Sequence[RunPath]) -> bool:
     import duckdb
 
     try:
@@ -182,11 +201,14 @@ def _have_ends(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> 
     return True
 
 
-def _first_steps(segments: Sequence[Path]) -> dict[int, int]:
+def _first_steps(connection: duckdb.DuckDBPyConnection, segments: Sequence[RunPath]) -> dict[int, int]:
     """Return the first step of each attempt over all nodes, from the newest segment of each; they are in order."""
+    newest = list({path.parent: path for path in segments}.values())
     attempts: dict[int, int] = {}
-    for path in {path.parent: path for path in segments}.values():
-        for attempt, step in read_metadata(path).attempts.items():
+    for end in read_ends(newest, connection).values():
+        if isinstance(end, StoreError):
+            raise end
+        for attempt, step in end.attempts.items():
             attempts[attempt] = min(step, attempts.get(attempt, step))
     return attempts
 
@@ -237,16 +259,20 @@ def _double(value: float) -> str:
     return "NULL::DOUBLE" if math.isnan(value) else f"'{value!r}'::DOUBLE"
 
 
-def _create_alerts(connection: duckdb.DuckDBPyConnection, nodes: Sequence[Path]) -> None:
+def _create_alerts(connection: duckdb.DuckDBPyConnection, nodes: Sequence[RunPath]) -> None:
     """Create the tables of all state changes in the nodes' logs, and of what was said about alerts."""
     alerts = [
         (node.name, {**alert, "findings": json.dumps(alert.get("findings"))})
         for node in nodes
-        for alert in Ledger(node / "alerts.jsonl").read(_storable)
+        for alert in _ledger(node / "alerts.jsonl").read(_storable)
     ]
     _create_table(connection, "alerts", {**_ALERT_COLUMNS, "findings": "VARCHAR"}, alerts)
-    handled = [(node.name, words) for node in nodes for words in Ledger(node / "alerts.handled.jsonl").read(_words_of)]
+    handled = [(node.name, words) for node in nodes for words in _ledger(node / "alerts.handled.jsonl").read(_words_of)]
     _create_table(connection, "alerts_handled", _HANDLED_COLUMNS, handled)
+
+
+def _ledger(path: RunPath) -> Ledger:
+    return Ledger(cast("Path", path))  # reading asks for the contents, which both have
 
 
 def _create_table(
