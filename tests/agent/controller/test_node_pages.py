@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import json
 import threading
@@ -14,6 +15,8 @@ import pytest
 from tests.agent.controller.controllers import TOKEN
 from tests.agent.controller.test_end_to_end import address
 from tests.agent.nodes import wait_for
+
+HALF = b"0123456789abcdef" * 4096
 
 
 @pytest.fixture
@@ -158,6 +161,23 @@ def test_an_answer_that_is_nested_too_deeply_is_none(make_controller, monkeypatc
         assert (status, "nested too deeply" in answer["detail"]) == (502, True)
 
 
+def test_an_answer_passes_on_as_it_comes_and_one_that_breaks_off_is_no_whole_one(make_controller, monkeypatch):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    with serving_scripts() as agent:
+        controller = make_controller(discovery={"agents": [agent]}).ready()
+        wait_for(lambda: controller.get_json("api/v1/job")["runs"], "the report")
+
+        with urllib.request.urlopen(f"{controller.url}node/run/host/api/halves/both", timeout=60) as answer:
+            first = answer.read(len(HALF))  # nothing is held back until the rest is there
+            ScriptAgent.goes_on.set()
+            assert (first, answer.read()) == (HALF, HALF)
+        with (
+            urllib.request.urlopen(f"{controller.url}node/run/host/api/halves/first", timeout=60) as answer,
+            pytest.raises((http.client.IncompleteRead, ConnectionError)),
+        ):
+            answer.read()
+
+
 class StayHere(urllib.request.HTTPRedirectHandler):
     """Follows nothing."""
 
@@ -168,7 +188,11 @@ class StayHere(urllib.request.HTTPRedirectHandler):
 class ScriptAgent(http.server.BaseHTTPRequestHandler):
     """Tells of a rank, answers as it is asked to, and everything else with a page that has a script."""
 
+    goes_on = threading.Event()
+
     def do_GET(self):
+        if self.path.startswith("/api/halves/"):
+            return self.answer_in_halves(is_whole=self.path.endswith("/both"))
         if self.path.startswith("/api/status/"):
             return self.answer(int(self.path.rsplit("/", 1)[1]), "application/json", b"{}")
         report = {"run_id": "run", "attempt": 1, "host": "host", "world_size": 1, "steps_per_s": 1.0, "ranks": []}
@@ -180,10 +204,17 @@ class ScriptAgent(http.server.BaseHTTPRequestHandler):
         order = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.answer(order.get("status", 200), "application/json", order.get("answer", "{}").encode())
 
-    def answer(self, status, media_type, body):
+    def answer_in_halves(self, *, is_whole):
+        self.answer(200, "application/octet-stream", HALF, length=2 * len(HALF))
+        self.wfile.flush()
+        if is_whole:
+            assert self.goes_on.wait(60)
+            self.wfile.write(HALF)
+
+    def answer(self, status, media_type, body, *, length=None):
         self.send_response(status)
         self.send_header("content-type", media_type)
-        self.send_header("content-length", str(len(body)))
+        self.send_header("content-length", str(len(body) if length is None else length))
         self.end_headers()
         self.wfile.write(body)
 

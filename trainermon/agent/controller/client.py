@@ -26,9 +26,8 @@ from trainermon.core.errors import ConfigError
 from trainermon.core.signing import sign
 
 MAX_ANSWER_BYTES = 8 << 20
-MAX_PAGE_ANSWER_BYTES = 64 << 20
 PAGE_TIMEOUT_S = 55.0
-"""Of what a person looks at, such as a row over a million steps."""
+"""Until there is more of what a person looks at, such as a row over a million steps."""
 
 STREAM_PAUSE_S = 60.0
 """A stream of events that is silent for longer is over: agents send a sign of life every 15 s."""
@@ -52,21 +51,6 @@ class AgentAddress:
 
     url: str
     token: str | None = dataclasses.field(default=None, repr=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RawAnswer:
-    """What an agent answered, unread.
-
-    Attributes:
-        status: The HTTP status.
-        media_type: Of the content, without parameters.
-        content: The body.
-    """
-
-    status: int
-    media_type: str
-    content: bytes
 
 
 def describe(fault: Exception) -> str:
@@ -123,22 +107,23 @@ class AgentClient:
         """
         return await self._request("POST", target, path, json.dumps(body).encode())
 
-    async def fetch(self, target: AgentAddress, path: str) -> RawAnswer:
-        """Send GET `path`, which may have a query, for somebody who looks at a page; return the answer as it is.
+    async def open(self, target: AgentAddress, path: str) -> aiohttp.ClientResponse:
+        """Send GET `path`, which may have a query, for somebody who looks at a page; return the answer's beginning.
 
-        Up to 64 MiB and 55 s. Raises one of `FAULTS` if there is none.
+        The rest comes as it is read: close it in any case. Raises one of `FAULTS` if nothing comes for 55 s.
         """
-        timeout = aiohttp.ClientTimeout(total=PAGE_TIMEOUT_S)
-        async with self._pages.get(**self._asking("GET", target, path, b"", timeout)) as reply:
-            return RawAnswer(reply.status, reply.content_type, await _read(reply, MAX_PAGE_ANSWER_BYTES))
+        return await self._open(target, path, PAGE_TIMEOUT_S)
 
     async def stream(self, target: AgentAddress, path: str) -> AsyncIterator[bytes]:
         """Send GET `path`; yield what comes, as it comes. Raises one of `FAULTS` when it ends otherwise than well."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=STREAM_PAUSE_S)
-        async with self._pages.get(**self._asking("GET", target, path, b"", timeout)) as reply:
+        async with await self._open(target, path, STREAM_PAUSE_S) as reply:
             reply.raise_for_status()
             async for part in reply.content.iter_any():
                 yield part
+
+    async def _open(self, target: AgentAddress, path: str, pause_s: float) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=pause_s)
+        return await self._pages.get(**self._asking("GET", target, path, b"", timeout))
 
     async def close(self) -> None:
         """Close every connection."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
@@ -47,13 +48,16 @@ def _add_data(app: FastAPI, fleet: AgentFleet, client: AgentClient) -> None:
         if path.startswith("v1/"):
             raise HTTPException(404, "this is not of the page; ask the agent itself")
         try:
-            answer = await client.fetch(_address(fleet, request), _with_query(request, f"api/{path}"))
+            answer = await client.open(_address(fleet, request), _with_query(request, f"api/{path}"))
         except FAULTS as fault:
             raise _no_answer(fault) from None
-        _require_telling(answer.status)
-        if answer.media_type not in DATA:
-            raise HTTPException(502, f"the node answered with {answer.media_type!r}, expected data")
-        return Response(answer.content, status_code=answer.status, media_type=answer.media_type)
+        try:
+            _require_telling(answer.status)
+            _require_data(answer.content_type)
+        except HTTPException:
+            answer.close()
+            raise
+        return StreamingResponse(_parts(answer), status_code=answer.status, media_type=answer.content_type)
 
     @app.get("/events")
     async def events(request: Request) -> Response:
@@ -107,6 +111,18 @@ def _with_query(request: Request, path: str) -> str:
 def _require_telling(status: int) -> None:
     if status not in TELLING:
         raise HTTPException(502, f"the node answered with status {status}, expected data or an error")
+
+
+def _require_data(media_type: str) -> None:
+    if media_type not in DATA:
+        raise HTTPException(502, f"the node answered with {media_type!r}, expected data")
+
+
+async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield an answer as it comes, so that none is held here; one that breaks off ends with an error, never early."""
+    async with answer:
+        async for part in answer.content.iter_any():
+            yield part
 
 
 async def _events(client: AgentClient, target: AgentAddress) -> AsyncIterator[Any]:
