@@ -304,7 +304,7 @@ def test_a_frame_that_is_used_again_is_that_of_its_block_byte_for_byte(monkeypat
 
     for sequence, step, time_s in [(0, 0, 0.0), (7, -1, 1.7e9), (2**40, 2**40, math.inf)]:
         values = np.random.default_rng(sequence).normal(size=(8, num_series))
-        frame.values[:] = memoryview(values.ravel())
+        frame.values[:] = memoryview(values.tobytes()).cast("d")
         frame.step, frame.time_s = step, time_s
 
         block = StatBlock(step=step, time_s=time_s, series=series, values=values)

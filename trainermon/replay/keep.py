@@ -145,7 +145,7 @@ class ForwardKeeper:
         ]
         self._can_repeat: bool | None = None
         self._handles: list[RemovableHandle] = []
-        self._current: KeptForward | None = None
+        self._current: tuple[KeptForward, Sequence[Tensor]] | None = None  # with the tensors that it was given
 
     @property
     def attached(self) -> bool:
@@ -210,7 +210,7 @@ class ForwardKeeper:
         is_plain = not kwargs and not handed and set(map(type, args)) == _TENSORS
         leaves, tree = (list(args), _tree_of(len(args))) if is_plain else pytree.tree_flatten((args, kwargs))
         given = leaves if is_plain else _tensors((args, kwargs, [each.value for each in handed]))
-        self._current = KeptForward(
+        kept = KeptForward(
             stage=stage,
             leaves=leaves,
             tree=tree,
@@ -222,19 +222,19 @@ class ForwardKeeper:
             training=tuple(map(_TRAINS, root.modules)),
             buffers=root.buffers.keep(),
             parameter_versions=sum(map(_VERSION, root.parameters)) if self._replayable.shadowed else 0,
-            size_bytes=size_bytes(given),
         )
+        self._current = kept, given
 
     def _generators(self, leaves: Sequence[Any]) -> Callable[[], None]:
         """Return what puts back the generators that are the framework's own, or among `leaves`."""
         return _all_of([self._replayable.generators(), *map(restore_generator, leaves)])
 
     def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        kept, self._current = self._current, None
-        if kept is not None:
-            self._keep(kept, output)
+        current, self._current = self._current, None
+        if current is not None:
+            self._keep(*current, output)
 
-    def _keep(self, kept: KeptForward, output: Any) -> None:
+    def _keep(self, kept: KeptForward, given: Sequence[Tensor], output: Any) -> None:
         returned = differentiable(output)
         if not returned:
             return
@@ -257,7 +257,7 @@ class ForwardKeeper:
         for index, tensor in enumerate(returned):
             hook_gradient(tensor, ContainedCall(self, self._gradient, (kept, index)))
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
-        kept.size_bytes += size_bytes([*clones, *returned])
+        kept.size_bytes = size_bytes([*given, *clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
 

@@ -240,18 +240,14 @@ def _pinned(num_rows: int, table: Tensor) -> Tensor:
         return torch.empty(shape, dtype=table.dtype, device="cpu")
 
 
-def capture_check(device: torch.device) -> Callable[[], bool]:
-    """Return a function that tells whether the current stream of `device` is being captured into a CUDA graph.
+def capture_check(device: torch.device) -> Callable[[], bool] | None:
+    """Return a function that tells whether the current stream of `device` is being captured; None: never, on a CPU.
 
     What a capture records runs again at every replay, and it forbids waiting, so nothing may be taken meanwhile.
     """
     if device.type == "cpu":
-        return _never
-    return getattr(torch.get_device_module(device), "is_current_stream_capturing", _never)
-
-
-def _never() -> bool:
-    return False
+        return None
+    return getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
 
 
 class SlabRing:

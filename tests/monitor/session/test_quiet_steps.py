@@ -1,5 +1,7 @@
 """Steps on which nothing is due: they are only counted, and whatever comes between is filed under the right one."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -125,7 +127,7 @@ def test_the_optimizers_part_of_a_step_is_told_unless_something_was_just_now(mon
             self.beats.append(phase)
 
     monkeypatch.setattr(phases, "LOOK_S", look_s)
-    page = Page()
+    page: Any = Page()
     session_phases = phases.StepPhases(page, phases.CurrentStep(0))
     session_phases.step_began()
 

@@ -119,7 +119,7 @@ class CellLoop:
         self.is_due = False
         self.phases = StepPhases(parts.page, self._step)
         self._quiet = QuietSteps(self._step, self.phases, has_news)
-        self.collector = RowCollector(HostSlabRing(parts.moments), parts.journal, _never)
+        self.collector = RowCollector(HostSlabRing(parts.moments), parts.journal)
         self.steps = CellSteps(
             parts.training,
             parts.guard,
@@ -359,7 +359,3 @@ class CellLoop:
                 "calls none in what it compiles (graph mode, jit); train in PyNative mode, or set xy_distribution, "
                 "print_struct and stack_info to false"
             )
-
-
-def _never() -> bool:
-    return False

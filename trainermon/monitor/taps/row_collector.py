@@ -142,7 +142,7 @@ class RowCollector:
     Args:
         ring: Memory for the rows.
         journal: Where they go.
-        is_capturing: Tells whether a CUDA graph is being captured: then nothing is taken.
+        is_capturing: Tells whether a CUDA graph is being captured: then nothing is taken. None: none ever is.
 
     Attributes:
         table: Which series there are.
@@ -152,7 +152,9 @@ class RowCollector:
         histograms: Which series have a histogram on which steps; None: none on any.
     """
 
-    def __init__(self, ring: RowSlabRing, journal: JournalWriter, is_capturing: Callable[[], bool]) -> None:
+    def __init__(
+        self, ring: RowSlabRing, journal: JournalWriter, is_capturing: Callable[[], bool] | None = None
+    ) -> None:
         self.table = SeriesNumbers()
         self.muted = False
         self.refused = 0
@@ -171,7 +173,8 @@ class RowCollector:
 
         What was taken for the step before stays open for `late` until then, or until it is sealed.
         """
-        self.seal_ended()
+        if self._ended is not None:
+            self.seal_ended()
         ended, self._taken = self._taken, _StepRows(step)
         if ended.rows or ended.scalars:
             self._ended = ended
@@ -200,7 +203,7 @@ class RowCollector:
 
         Returns the number of the first row, or -1 if none was made.
         """
-        if self._is_capturing():
+        if self._is_capturing is not None and self._is_capturing():
             self._refuse(len(tensors))
             return -1
         taken = self._taken
@@ -266,7 +269,7 @@ class RowCollector:
 
     def repeat(self, series: Sequence[int], rows: Any) -> None:
         """Give `series` the rows that `copy_rows` returned in an earlier step, as their tensors have not changed."""
-        if self._is_capturing():
+        if self._is_capturing is not None and self._is_capturing():
             self._refuse(len(series))
             return
         slab = self._open()
@@ -315,7 +318,7 @@ class RowCollector:
         self._seal(taken)
 
     def _seal(self, taken: _StepRows) -> None:
-        if self._is_capturing():
+        if self._is_capturing is not None and self._is_capturing():
             self._drop(taken)
             return
         if taken.rows or taken.scalars:
@@ -376,7 +379,8 @@ class RowCollector:
     def _open(self) -> RowSlab | None:
         taken = self._taken
         if taken.slab is None:
-            self.seal_ended()
+            if self._ended is not None:
+                self.seal_ended()
             taken.slab = self._ring.begin(taken.step)
         return taken.slab
 
