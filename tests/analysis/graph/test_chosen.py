@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from trainermon import PrecisionDebugger
 from trainermon.cli import main
 
 RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
@@ -84,3 +86,16 @@ def test_what_is_told_instead_is_like_it_and_of_how_many(name: str, said: str, c
     shown = capsys.readouterr().err
     assert f"no graph has a node {name!r}; of {count} " in shown
     assert said in shown
+
+
+def test_elements_that_are_not_finite_are_counted(tmp_path: Path, capsys: Any) -> None:
+    given = torch.tensor([0.5, -1.0, 0.0, 0.0])
+    debugger = PrecisionDebugger(dump_path=str(tmp_path), task="statistics", level="L1")
+    debugger.start()
+    torch.log(given)  # one NaN, two Infs
+    debugger.stop()
+    debugger.step()
+
+    assert main(["graph", str(tmp_path), "--node", "Torch.log.0.forward"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("(1 NaN, 2 Inf)") for line in lines if "put.0" in line] == [False, True]

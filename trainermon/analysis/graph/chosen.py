@@ -107,8 +107,12 @@ def _tensors(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         is_compared = any(row["golden"] is not None or row["result"] for row in rows)
         heads = ("tensor", "", "max, min, mean, norm", *(("golden", "relative", "") if is_compared else ()))
         cells = [
-            (row["place"], row["kind"], _numbers(row["ours"]))
-            + ((_numbers(row["golden"]), _size(row["error"]), row["result"]) if is_compared else ())
+            (row["place"], row["kind"], _numbers(row["ours"], row.get("nonfinite")))
+            + (
+                (_numbers(row["golden"], row.get("golden_nonfinite")), _size(row["error"]), row["result"])
+                if is_compared
+                else ()
+            )
             for row in rows
         ]
         yield ""
@@ -122,8 +126,11 @@ def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
         yield f"{'':<12}and {len(names) - MAX_NAMED} more"
 
 
-def _numbers(values: Sequence[Any] | None) -> str:
-    return "" if values is None else ", ".join(one if isinstance(one, str) else number(one) for one in values)
+def _numbers(values: Sequence[Any] | None, nonfinite: str | None) -> str:
+    if values is None:
+        return ""
+    shown = ", ".join(one if isinstance(one, str) else number(one) for one in values)
+    return f"{shown} ({nonfinite})" if nonfinite else shown
 
 
 def _size(value: float | str | None) -> str:

@@ -83,8 +83,8 @@ def _tensors(tree: GraphTree, details: NodeDetails, place: int, *, is_compared: 
         return
     heads = ("tensor", "", "max, min, mean, norm", *(("golden", "relative difference") if is_compared else ()))
     rows = [
-        (_code(row["place"]), _text(row["kind"]), _numbers(row["ours"]))
-        + ((_numbers(row["golden"]), _size(row["error"])) if is_compared else ())
+        (_code(row["place"]), _text(row["kind"]), _numbers(row["ours"], row.get("nonfinite")))
+        + ((_numbers(row["golden"], row.get("golden_nonfinite")), _size(row["error"])) if is_compared else ())
         for row in known["rows"]
     ]
     yield from _table("Its tensors", heads, rows)
@@ -100,8 +100,11 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> I
             yield from ("", f"and {len(rows) - MAX_ROWS:,} more")
 
 
-def _numbers(values: Sequence[Any] | None) -> str:
-    return "" if values is None else ", ".join(_text(one) if isinstance(one, str) else number(one) for one in values)
+def _numbers(values: Sequence[Any] | None, nonfinite: str | None) -> str:
+    if values is None:
+        return ""
+    shown = ", ".join(_text(one) if isinstance(one, str) else number(one) for one in values)
+    return f"{shown} ({nonfinite})" if nonfinite else shown
 
 
 def _size(value: float | str | None) -> str:

@@ -112,8 +112,18 @@ def _row(row: DumpRow | None, golden: DumpRow | None) -> dict[str, Any]:
     blank = {"error": None, "result": "", "message": ""}
     files = {"file": row.data_name, "golden_file": golden.data_name if golden else None}
     numbers = {"ours": _numbers(row), "golden": golden and _numbers(golden)}
-    more = files | {"merged": row.merged}
+    more = files | {
+        "merged": row.merged,
+        "nonfinite": _nonfinite(row),
+        "golden_nonfinite": golden and _nonfinite(golden),
+    }
     return {"place": row.place, "kind": kind, **numbers, **blank} | {name: one for name, one in more.items() if one}
+
+
+def _nonfinite(row: DumpRow) -> str:
+    """Return in words how many elements are not finite, "" if all are or nobody counted."""
+    counts = ((row.nans, "NaN"), (row.infs, "Inf"))
+    return ", ".join(f"{count:,} {name}" for count, name in counts if count)
 
 
 def _numbers(row: DumpRow) -> list[Any]:

@@ -26,6 +26,9 @@ export interface DetailRow {
   message: string;
   /** What the row was put together from, as `2 parts, tp`. */
   merged?: string;
+  /** How many elements are not finite, as `3 NaN, 1 Inf`. */
+  nonfinite?: string;
+  golden_nonfinite?: string;
   file?: string;
   golden_file?: string;
 }

@@ -64,14 +64,18 @@ const table = (head, body) =>
 function tensorLines(row, isTwofold) {
   const numbers = (/** @type {DetailRow["ours"]} */ side) => HEAD.map((_, at) => el("td", { cls: "number" }, side ? shortNumber(side[at]) : "–"));
   const differs = isTwofold ? [el("td", { cls: `number r-${row.result}`, title: row.message }, row.error === null ? "–" : shortNumber(row.error))] : [];
-  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), ...differs, el("td", {}, row.kind, row.merged ? el("span", { cls: "dim" }, ` of ${row.merged}`) : null), ...numbers(row.ours))];
-  if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, ""), el("td", {}, ""), el("td", {}, "golden"), ...numbers(row.golden)));
+  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), ...differs, el("td", {}, row.kind, row.merged ? el("span", { cls: "dim" }, ` of ${row.merged}`) : null, ...nonfinite(row.nonfinite)), ...numbers(row.ours))];
+  if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, ""), el("td", {}, ""), el("td", {}, "golden", ...nonfinite(row.golden_nonfinite)), ...numbers(row.golden)));
   if (row.message) lines.push(messageLine(row.message));
   return lines;
 }
 
+/** @param {string | undefined} counts */
+const nonfinite = (counts) => (counts ? [el("div", { cls: "nonfinite" }, counts)] : []);
+
 /** @param {number | string | null} value */
 function shortNumber(value) {
   if (value === null) return "–";
-  return typeof value === "string" ? value : Number(value.toPrecision(4)).toString();
+  if (typeof value === "string") return value === "-Inf" ? "−Inf" : value;
+  return Number(value.toPrecision(4)).toString().replace(/^-/, "−");
 }
