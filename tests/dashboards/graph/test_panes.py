@@ -106,7 +106,7 @@ def test_tabs_show_differences_code_and_what_is_known(open_graph: OpenGraph, sha
     # place, verdict, relative; then what the statistics are apart: 3 and -3 where 1 and -1 should be
     assert cells[0][0] == "output.0"
     assert cells[0][1] == "error"
-    assert cells[0][3:] == ["2", "−2", "0", "2"]
+    assert cells[0][3:] == ["2", "\N{MINUS SIGN}2", "0", "2"]
     assert cells[1] == ["input.0", "pass", "0", "0", "0", "0", "0"]
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
