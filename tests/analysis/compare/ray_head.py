@@ -2,11 +2,15 @@
 
 import sys
 
-from ray.cluster_utils import Cluster
+from ray.cluster_utils import Cluster  # `python ray_head.py [CPUS]`
 
 cluster = Cluster(
     initialize_head=True,
-    head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20},
+    head_node_args={
+        "num_cpus": int((sys.argv[1:] or ["1"])[0]),
+        "include_dashboard": False,
+        "object_store_memory": 80 << 20,
+    },
 )
 try:
     sys.stdout.write(f"{cluster.address}\n")
