@@ -141,6 +141,8 @@ class SlicedTensors(TensorFolder):
         self._waiting_bytes = 0
 
     def _store(self, tensor: Any, path: str) -> int:
+        if not (self._config.slice or self._config.async_dump):
+            return self._tensors.save(tensor, path)
         tensor = self._tensors.sliced(tensor, self._config.slice)
         size = self._tensors.num_bytes(tensor)
         if not self._config.async_dump or self._waiting_bytes + size > self._config.max_async_mb * MIB:

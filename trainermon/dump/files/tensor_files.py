@@ -16,11 +16,13 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainermon.core.native.library import library_or_none
 from trainermon.core.private_files import open_private
 from trainermon.statistics.crc32 import crc32
 from trainermon.statistics.layout import PLAIN_TYPES
@@ -44,6 +46,8 @@ del _NUMPY_NAMES[torch.bfloat16]
 _ALIGNMENT = 64  # of the elements in the file, for those who map it into memory
 _MAX_BYTES = (1 << 31) - 1  # what one write takes, and an archive without 64-bit extensions
 _HEADS_KEPT = 4096  # of tensors that differ in dtype or shape; half a kilobyte each
+_NO_SPACE, _NO_CHECKSUM = -1, -2  # as in archive.c
+_CHECKSUM_BYTES = 4
 _LOCAL_CHECKSUM, _CENTRAL_CHECKSUM = 14, 16  # where the checksum stands in the first two of these
 _LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
 
@@ -80,6 +84,9 @@ def save_tensor(tensor: Tensor, path: Path | str) -> int:
         return _save_numpy(dense, path)
     if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
         return _save_any(dense.detach().clone(), path)
+    size = _save_by_library(dense, path)
+    if size:
+        return size
     head, tail = _around(dense, crc32(dense))
     return _write_parts(path, (head, bytes_of(dense), tail))
 
@@ -159,6 +166,45 @@ def bytes_of(tensor: Tensor) -> memoryview:
     Not by `Tensor.numpy`: it forbids for good to resize the storage, as FSDP does with those of parameters.
     """
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+class _Archive(ctypes.Structure):
+    """The parts of `_archive`, as archive.c takes them."""
+
+    _fields_ = (("parts", ctypes.c_char_p * 4), ("sizes", ctypes.c_int64 * 4))
+
+
+def _save_by_library(dense: Tensor, path: Path | str) -> int:
+    """Write a dense tensor in one call of the compiled library; return the number of bytes, 0 if it cannot."""
+    save = _compiled()
+    if save is None:
+        return 0
+    archive, size = _packed(dense.dtype, dense.shape, dense.stride())
+    num_bytes = dense.nbytes
+    error = save(os.fsencode(path), archive, dense.data_ptr(), num_bytes)
+    if error == _NO_CHECKSUM:
+        return 0
+    if error == _NO_SPACE:
+        raise OSError(f"fewer than {size + num_bytes} bytes were written to {path}: no space left?")
+    if error:
+        raise OSError(error, os.strerror(error), str(path))
+    return size + num_bytes
+
+
+@functools.cache
+def _compiled() -> Any:
+    found = library_or_none()
+    if found is None or not hasattr(found, "trainermon_save"):
+        return None
+    found.trainermon_save.argtypes = (ctypes.c_char_p, ctypes.POINTER(_Archive), ctypes.c_void_p, ctypes.c_int64)
+    return found.trainermon_save
+
+
+@functools.lru_cache(maxsize=_HEADS_KEPT)
+def _packed(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[_Archive, int]:
+    """Return an archive in the form that the library takes, and its size without the elements."""
+    parts = _archive(dtype, tuple(shape), strides)
+    return _Archive(parts, tuple(map(len, parts))), sum(map(len, parts)) + 2 * _CHECKSUM_BYTES
 
 
 def _save_numpy(dense: Tensor, path: Path | str) -> int:
