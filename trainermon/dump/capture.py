@@ -88,8 +88,9 @@ class ForwardCalls:
 
     def next_number(self, stem: str) -> int:
         """Return how often the module `stem` (`Module.h.0.Linear`) was called before, and count this call."""
-        self._numbers[stem] += 1
-        return self._numbers[stem] - 1
+        number = self._numbers.get(stem, 0)
+        self._numbers[stem] = number + 1
+        return number
 
     def enter(self, module: nn.Module) -> None:
         """Push `module`, whose forward begins, on the stack of running modules.
@@ -213,7 +214,7 @@ class ModuleCapture:
         self._border = _EntryBorder(writer)
         self._handles: list[RemovableHandle] = []
         self._calls = ForwardCalls()
-        self._gradients = GradientHooks(writer, self._contain, self._extra_of_gradients)
+        self._gradients = GradientHooks(writer, self._border, self._extra_of_gradients)
         self._watched = [
             watched
             for stage, root in enumerate([roots] if isinstance(roots, nn.Module) else roots)
@@ -359,10 +360,10 @@ class ModuleCapture:
         return functools.partial(self.writer.add, parent=_parent_key(parent, BACKWARD))
 
     def _extra(self) -> dict[str, Any]:
-        if self.micro_step is None and self.stage is None:
-            return {}
-        extra = {"micro_step": self.micro_step, "stage": self.stage}
-        return {name: number for name, number in extra.items() if number is not None}
+        extra = {} if self.micro_step is None else {"micro_step": self.micro_step}
+        if self.stage is not None:
+            extra["stage"] = self.stage
+        return extra
 
     def _extra_of_gradients(self, key: str) -> dict[str, Any]:
         """Return micro step and stage of a parameter's gradients; where micro steps are counted, the stage alone.

@@ -79,7 +79,7 @@ class FunctionCapture(TorchFunctionMode):
         self._modules = modules
         self._namespaces = frozenset(namespaces)
         self._calls: Counter[str] = Counter()
-        self._gradients = GradientHooks(writer, self._contain, consumers=TensorConsumers())
+        self._gradients = GradientHooks(writer, self, consumers=TensorConsumers())
         self._begins = self._contain(self._begin)
         self._ends = self._contain(self.end)
         self._followed = FollowedCalls(self, self._contain)
@@ -146,11 +146,13 @@ class FunctionCapture(TorchFunctionMode):
         """
         if torch._C._current_graph_task_id() != -1 and named.prefix != DISTRIBUTED:
             return self._repeat(named, args, kwargs)
-        stem = f"{named.stem}.{self._calls[named.stem]}"
-        self._calls[named.stem] += 1
+        function = named.stem
+        number = self._calls.get(function, 0)
+        self._calls[function] = number + 1
+        stem = f"{function}.{number}"
         parent = self._modules.running if self._modules is not None else None
         if named.prefix != DISTRIBUTED:  # that is recorded as often as it is called
-            self._recomputed.note(named.stem, (stem, parent))
+            self._recomputed.note(function, (stem, parent))
         is_chosen, watches = self.writer.wants(f"{stem}.{FORWARD}"), self._watches(f"{stem}.{BACKWARD}")
         if not is_chosen:
             self.writer.leave_out(f"{stem}.{FORWARD}", parent=parent)

@@ -22,7 +22,8 @@ from trainermon.dump.forms import TensorForm, TensorLeaf
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.consumers import ConsumedTensor, TensorConsumers
-from trainermon.hooks.guard import ContainedCall
+from trainermon.hooks.guard import ContainedCall, FaultBorder
+from trainermon.hooks.tensor_hooks import hook_gradient, hook_leaf
 
 Sink = Callable[[str, dict[str, Any]], None]
 
@@ -126,6 +127,8 @@ class _WatchedTensor:
 
         Those of the oldest micro step, once: pipelines begin the next one's forward before its backward.
         """
+        if len(self.places) == 1:
+            return [self.places.pop()]
         oldest = min((_micro_step(place) for place in self.places), default=0)
         due = [place for place in self.places if _micro_step(place) == oldest]
         self.places = [place for place in self.places if _micro_step(place) != oldest]
@@ -148,7 +151,7 @@ class GradientHooks:
 
     Args:
         writer: Takes the entries.
-        contain: Makes, of a function and its first arguments, a hook that never raises into training.
+        border: Receives the errors of hooks, which never raise into training.
         extra: Given an entry's key, returns what is said of the entry beside its tensors.
         consumers: Follows who takes the tensors, if that is to be written; None: it is not.
     """
@@ -156,17 +159,17 @@ class GradientHooks:
     def __init__(
         self,
         writer: DumpWriter,
-        contain: Callable[..., ContainedCall],
+        border: FaultBorder,
         extra: Callable[[str], dict[str, Any]] = lambda _key: {},
         consumers: TensorConsumers | None = None,
     ) -> None:
         self._writer = writer
-        self._contain = contain
+        self._border = border
         self._extra = extra
         self._consumers = consumers
         self._differentiable_pass: int | None = None
         self._memory: TensorMemory[_WatchedTensor] = TensorMemory()
-        self._leaf_handles: list[Any] = []
+        self._off_leaves: list[Callable[[], Any]] = []
         self._watched_parameters: dict[int, weakref.ref[Tensor]] = {}
         self._parameter_calls: Counter[tuple[str, str]] = Counter()
         self._num_parameters: dict[str, int] = {}
@@ -179,27 +182,28 @@ class GradientHooks:
 
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call returned: their gradients are the inputs of its backward entry."""
-        backward.inputs = forms = self._none_of(leaves)
-        for index, leaf in enumerate(leaves) if forms else ():
-            tensor = leaf.tensor
-            if tensor.requires_grad:
-                consumed = None if self._consumers is None else self._consumers.of(tensor)
-                self._register(tensor, GradientPlace(backward, f"input.{index}", "inputs", index), consumed)
-        if self._consumers is not None and backward.inputs:
-            given = [leaf.tensor for leaf in leaves if leaf.tensor.requires_grad]
-            if self._consumers.given(given, backward.taken):
+        followed = [(index, leaf.tensor) for index, leaf in enumerate(leaves) if leaf.tensor.requires_grad]
+        if not followed:
+            return
+        backward.inputs = [None] * len(leaves)
+        consumed: Sequence[ConsumedTensor | None] = [None] * len(followed)
+        if self._consumers is not None:
+            consumed, is_entangled = self._consumers.given([tensor for _, tensor in followed], backward.taken)
+            if is_entangled:
                 backward.extra["entangled"] = True
+        for (index, tensor), found in zip(followed, consumed, strict=True):
+            self._register(tensor, GradientPlace(backward, f"input.{index}", "inputs", index), found)
 
     def watch_inputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call took: their gradients are the outputs of its backward entry."""
         given = leaves
         if leaves and not leaves[-1].slot.startswith("input"):  # keyword arguments come last
             given = [leaf for leaf in leaves if leaf.slot.startswith("input")]
-        backward.outputs = forms = self._none_of(given)
-        for index, leaf in enumerate(given) if forms else ():
-            if leaf.tensor.requires_grad:
-                place = GradientPlace(backward, f"output.{index}", "outputs", index)
-                self._register(leaf.tensor, place, self._taken(leaf.tensor, backward))
+        followed = [(index, leaf.tensor) for index, leaf in enumerate(given) if leaf.tensor.requires_grad]
+        backward.outputs = [None] * len(given) if followed else []
+        for index, tensor in followed:
+            place = GradientPlace(backward, f"output.{index}", "outputs", index)
+            self._register(tensor, place, self._taken(tensor, backward))
         for leaf in leaves if given is not leaves else ():
             if leaf.slot.startswith("kwargs") and leaf.tensor.requires_grad:
                 place = GradientPlace(backward, leaf.slot, "kwargs", leaf.slot.removeprefix("kwargs."))
@@ -218,8 +222,8 @@ class GradientHooks:
             self._watched_parameters[id(parameter)] = weakref.ref(parameter)
             hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
             owned = _OwnedParameter(places, hooked)
-            hook = self._contain(self._parameter_gradient, owned)
-            self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+            hook = ContainedCall(self._border, self._parameter_gradient, (owned,))
+            self._off_leaves.append(hook_leaf(parameter, hook))
 
     def go_on_from(self, earlier: GradientHooks) -> None:
         """Continue the numbers of parameter gradients from where `earlier` ended."""
@@ -228,22 +232,18 @@ class GradientHooks:
     def close(self) -> None:
         """Write the entries whose gradients did not all arrive, and remove the hooks from all leaves."""
         for backward in self._backwards:
-            self._contain(backward.write)()
+            if not backward.written:
+                ContainedCall(self._border, backward.write)()
         self._backwards.clear()
-        self._contain(self._close_leaves)()
+        ContainedCall(self._border, self._close_leaves)()
 
     def _close_leaves(self) -> None:
-        for handle in self._leaf_handles:
-            handle.remove()
-        self._leaf_handles.clear()
+        for take_off in self._off_leaves:
+            take_off()
+        self._off_leaves.clear()
         for key, forms in self._open.items():
             self._add(key, forms)
         self._open.clear()
-
-    @staticmethod
-    def _none_of(leaves: Sequence[TensorLeaf]) -> list[TensorForm | None]:
-        """Return a None for the gradient of each tensor; an empty list if no tensor has any."""
-        return [None] * len(leaves) if any(leaf.tensor.requires_grad for leaf in leaves) else []
 
     def _register(self, tensor: Tensor, place: GradientPlace, consumed: ConsumedTensor | None) -> None:
         # Reading grad_fn brings up to date that of a view whose base was written to through another view; without it
@@ -262,11 +262,12 @@ class GradientHooks:
             watched = _WatchedTensor([place], len(hooks) + 1, hooked, is_leaf, consumed)
         else:
             watched = _WatchedTensor([place], 1, hooked=False, is_leaf=is_leaf, consumed=consumed)
-        hook = self._contain(self._gradient, watched)
-        handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        hook = ContainedCall(self._border, self._gradient, (watched,))
+        if is_leaf:
+            self._off_leaves.append(hook_leaf(tensor, hook))
+        else:  # goes with the graph
+            hook_gradient(tensor, hook)
         self._memory.remember(tensor, watched)
-        if is_leaf:  # the hook of any other tensor goes with its graph
-            self._leaf_handles.append(handle)
 
     def _taken(self, tensor: Tensor, backward: BackwardEntry) -> ConsumedTensor | None:
         if self._consumers is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,6 +110,7 @@ class RecomputedCalls:
         return []
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_landmark(name: str) -> bool:
     return not only_moves(name, name.rpartition(".")[2])
 

@@ -66,10 +66,6 @@ class TensorConsumers:
         self._walked: set[_Edge] = set()
         self._number = 0
 
-    def of(self, tensor: Tensor) -> ConsumedTensor:
-        """Return what is known of a tensor that a recorded call gives."""
-        return self._found(tensor, tensor.grad_fn)[0]
-
     def taken(self, tensor: Tensor) -> ConsumedTensor:
         """Return what is known of a tensor that a recorded call takes.
 
@@ -82,8 +78,11 @@ class TensorConsumers:
             self._mark_others(node, (), self._walked)
         return consumed
 
-    def given(self, tensors: Sequence[Tensor], taken: Collection[ConsumedTensor]) -> bool:
-        """Follow what a recorded call that took `taken` gave; return whether one result is made of another."""
+    def given(self, tensors: Sequence[Tensor], taken: Collection[ConsumedTensor]) -> tuple[list[ConsumedTensor], bool]:
+        """Return what is known of the tensors that a recorded call which took `taken` gave.
+
+        And whether one of them is made of another.
+        """
         nodes = [tensor.grad_fn for tensor in tensors]
         given = [self._found(tensor, node)[0] for tensor, node in zip(tensors, nodes, strict=True)]
         results = {id(found): found for found in given}
@@ -96,7 +95,7 @@ class TensorConsumers:
             if node is not None and id(found) not in before:
                 met = self._mark_others(node, before, visited)
                 is_entangled |= any(id(one) in results for one in met)
-        return is_entangled
+        return given, is_entangled
 
     def _mark_others(self, node: Any, taken: Collection[int], visited: set[_Edge]) -> list[ConsumedTensor]:
         """Mark every tensor that `node` and the nodes before it take, except `taken` (by id); return those marked."""

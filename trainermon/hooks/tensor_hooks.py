@@ -1,12 +1,14 @@
-"""Hooks on tensors that live as long as these."""
+"""Hooks on tensors, without the handles of torch."""
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
@@ -26,3 +28,18 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
         hooks = tensor._backward_hooks = OrderedDict()
         grad_fn._register_hook_dict(tensor)
     hooks[id(hook)] = hook
+
+
+def hook_leaf(leaf: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[], Any]:
+    """Have `hook(gradient)` called whenever a gradient arrives at `leaf`; return what takes the hook off again.
+
+    `leaf` requires a gradient and has no `grad_fn`. As `hook_gradient` is to others, this is to leaves.
+    """
+    if type(leaf) not in (Tensor, Parameter):
+        remove: Callable[[], Any] = leaf.register_hook(hook).remove  # type: ignore[no-untyped-call]
+        return remove
+    hooks = leaf._backward_hooks
+    if hooks is None:
+        hooks = leaf._backward_hooks = OrderedDict()
+    hooks[id(hook)] = hook
+    return functools.partial(hooks.pop, id(hook), None)
