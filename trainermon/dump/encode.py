@@ -19,6 +19,7 @@ from torch import Tensor
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
 from trainermon.statistics.layout import PLAIN_TYPES
 
+_STRIDED = torch.strided
 _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
 
 
@@ -52,8 +53,8 @@ def tensor_form(tensor: Tensor) -> TensorForm:
         form.add("placements", [_placement(placement) for placement in tensor.placements])
         return form
     form = TensorForm(form_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
-    if tensor.layout is torch.strided and not tensor.is_contiguous():
-        form.add("stride", list(tensor.stride()))
+    if tensor.layout is _STRIDED and not tensor.is_contiguous():
+        form.more = f', "stride": {list(tensor.stride())}'
     return form
 
 

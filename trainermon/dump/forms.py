@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
@@ -129,7 +130,11 @@ def _list_text(value: list[Any]) -> str:
     return f"[{', '.join([_text_of(type(item), json.dumps)(item) for item in value])}]"
 
 
-# By the very type; fractions and subclasses are left to the encoder, which takes ten times as long: they are rare.
+def _number_text(value: float) -> str:
+    return float.__repr__(value) if math.isfinite(value) else json.dumps(value)
+
+
+# By the very type; subclasses are left to the encoder, which takes ten times as long: they are rare.
 _TEXTS: Mapping[type, Callable[[Any], str]] = {
     TensorForm: TensorForm.text,
     JsonText: str,
@@ -137,6 +142,7 @@ _TEXTS: Mapping[type, Callable[[Any], str]] = {
     list: _list_text,
     str: quoted,
     int: int.__repr__,
+    float: _number_text,
     bool: _CONSTANTS.__getitem__,
     type(None): _CONSTANTS.__getitem__,
 }

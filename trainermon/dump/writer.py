@@ -172,8 +172,8 @@ class DumpWriter:
 
     def add_node(self, key: str, *, parent: str | None, stack: Sequence[str] | None = None) -> None:
         """Append only the place of the call `key` in the call tree: its parent's key, and the script's lines."""
-        self._lines.put(f'{{"node": {quoted(key)}{self._tree.put(key, parent, stack)}}}')
-        self._flush_if_due()
+        if self._lines.put(f'{{"node": {quoted(key)}{self._tree.put(key, parent, stack)}}}'):
+            self.flush()
 
     def flush(self) -> None:
         """Write everything that waits in memory to the file; if the process is killed later, this much can be read.
@@ -242,8 +242,9 @@ class DumpWriter:
                 _write(self.directory / STACK_FILE, self._tree.stacks_text())
                 _write(self.directory / CONSTRUCT_FILE, self._tree.parents_text())
                 self._write_sources()
-            _write(self.directory / INFO_FILE, "".join(self._info_text()))
-            replace_file(self.directory / self.main_file, "".join(self._dump_text()).encode())
+            lines = self._lines.text()
+            _write(self.directory / INFO_FILE, "".join(self._info_text(lines)))
+            replace_file(self.directory / self.main_file, "".join(self._dump_text(lines)).encode())
             self._published = self.bytes_written
         except OSError as error:
             raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
@@ -260,13 +261,13 @@ class DumpWriter:
                 (self.directory / SOURCES_FILE).unlink()  # a full disk may have cut it off
             self.count_error(error)
 
-    def _info_text(self) -> Iterator[str]:
+    def _info_text(self, lines: str) -> Iterator[str]:
         info = {**_plain(self.info), LINES_BYTES: self._lines.num_bytes}
         yield object_text(info).removesuffix("\n}") + ',\n "root": {'
-        yield ", ".join(f"{quoted(key)}: {value}" for key, value in self._lines.values(self._root))
+        yield ", ".join([f"{quoted(key)}: {lines[at : at + size]}" for key, (at, size) in self._root.items()])
         yield "}\n}"
 
-    def _dump_text(self) -> Iterator[str]:
+    def _dump_text(self, lines: str) -> Iterator[str]:
         head = {
             "task": self.task,
             "level": self.level,
@@ -274,15 +275,11 @@ class DumpWriter:
             "dump_data_dir": str(self._tensors.final.absolute()) if self.saves_any else None,
         }
         yield object_text(head).removesuffix("\n}") + ',\n "data": {'
-        yield ",".join([f"\n  {quoted(key)}: {value}" for key, value in self._lines.values(self._data)])
+        yield ",".join([f"\n  {quoted(key)}: {lines[at : at + size]}" for key, (at, size) in self._data.items()])
         yield "\n }\n}\n"
 
     def _put(self, head: str, value: dict[str, Any], places: Places, key: str) -> None:
-        self._lines.put(head + ', "value": ', value, places, key)
-        self._flush_if_due()
-
-    def _flush_if_due(self) -> None:
-        if self._lines.is_due:
+        if self._lines.put(head + ', "value": ', value, places, key):
             self.flush()
 
     def _flush_at_exit(self) -> None:

@@ -23,6 +23,7 @@ from trainermon.statistics.layout import (
 )
 from trainermon.statistics.native import KINDS, PARALLEL, ROW_BYTES, NativeMoments, native, pack
 
+_DenseWriter = Callable[[Sequence[Tensor], int], bool]
 _KIND_OF = {getattr(torch, name): kind for name, kind in KINDS.items()}
 _pack_one = struct.Struct("3q").pack
 _STRIDED = torch.strided
@@ -55,19 +56,24 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
 def load_single() -> Callable[[Tensor, int], bool]:
     """Return the function that `kernel.write_single` is; one that writes nothing where there is no library."""
     found = native()
-    return _writes_nothing if found is None else functools.partial(_write_single, found)
+    return _writes_nothing if found is None else functools.partial(_write_single, found, _dense_writer())
 
 
 def _writes_nothing(_tensor: Tensor, _address: int) -> bool:
     return False
 
 
-def _write_single(found: NativeMoments, tensor: Tensor, address: int) -> bool:
+def _write_single(found: NativeMoments, write_dense: _DenseWriter | None, tensor: Tensor, address: int) -> bool:
+    if not tensor.numel():
+        return False
+    return (write_dense is not None and write_dense((tensor,), address)) or _write_runs(found, tensor, address)
+
+
+def _write_runs(found: NativeMoments, tensor: Tensor, address: int) -> bool:
     kind = _KIND_OF.get(tensor.dtype)
     if kind is None or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or tensor.layout is not _STRIDED:
         return False
-    count = tensor.numel()
-    if not count or tensor.is_neg():
+    if tensor.is_neg():
         return False
     if not tensor.is_contiguous():
         lies = runs(tensor.shape, tensor.stride())
@@ -78,12 +84,13 @@ def _write_single(found: NativeMoments, tensor: Tensor, address: int) -> bool:
             if elements:
                 found.strided(elements, kind, lies.num_runs, lies.length, lies.stride, address)
             return bool(elements)
+    count = tensor.numel()
     num_threads = 1 if count < PARALLEL else torch.get_num_threads()
     return not found.write(_pack_one(tensor.data_ptr(), count, kind), 1, address, num_threads)
 
 
 @functools.cache
-def _dense_writer() -> Callable[[Sequence[Tensor], int], bool] | None:
+def _dense_writer() -> _DenseWriter | None:
     """Return the function `write_dense` of builtins.c; None: there is none.
 
     It is given tensors and the address of their rows, and returns whether it has written these; if not, the tensors
@@ -115,7 +122,7 @@ class _MomentsKernel:
         # both take little where nothing of what they need is in the cache, as between two steps
         if self._write_dense is not None and self._write_dense(tensors, address):
             return
-        if len(tensors) == 1 and _write_single(self._native, tensors[0], address):
+        if len(tensors) == 1 and _write_single(self._native, None, tensors[0], address):
             return
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
         packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None

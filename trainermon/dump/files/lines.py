@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +45,14 @@ class LineFile:
         self._flushed_s = time.monotonic()
 
     @property
-    def is_due(self) -> bool:
-        """Whether waiting lines should be flushed now: they are too many, or the last flush was `max_wait_s` ago."""
-        return len(self._waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s >= self._max_wait_s
-
-    @property
     def is_waiting(self) -> bool:
         """Whether there are lines that were not flushed to the file yet."""
         return bool(self._waiting)
 
-    def put(self, head: str, value: Any = None, places: Places | None = None, key: str = "") -> None:
+    def put(self, head: str, value: Any = None, places: Places | None = None, key: str = "") -> bool:
         """Add a line to those that wait for `flush`.
+
+        Return whether they are to be flushed now: they are too many, or the last flush was `max_wait_s` ago.
 
         Args:
             head: The beginning of the line, or without `places` the whole line.
@@ -64,7 +60,9 @@ class LineFile:
             places: Receives (first byte, number of bytes) of the value in the file, under `key`, once it is written.
             key: The name of the value in `places`.
         """
-        self._waiting.append((head, value, places, key))
+        waiting = self._waiting
+        waiting.append((head, value, places, key))
+        return len(waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s >= self._max_wait_s
 
     def flush(self) -> list[Exception]:
         """Write all waiting lines.
@@ -98,14 +96,9 @@ class LineFile:
             places[key] = place
         return errors
 
-    def values(self, places: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
-        """Read values back from the file: yield the key and the JSON text of each value in `places`.
-
-        `places` maps the key of a value to its first byte and its number of bytes, as `put` filled it.
-        """
-        text = self._path.read_text(encoding="ascii") if places else ""
-        for key, (first, size) in places.items():
-            yield key, text[first : first + size]
+    def text(self) -> str:
+        """Read back what was flushed: in it stand the values, at the places that `put` was given a dict for."""
+        return self._path.read_text(encoding="ascii")
 
     def close(self) -> None:
         """Close the file; lines that were not flushed are lost."""
