@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from playwright.sync_api import Page, expect
 from tests.dashboards.conftest import OpenPage
 from tests.dashboards.runs_server import RunsServer, serving_runs
 from tests.dashboards.stored_runs import StoredCurves, add_segment, alert_of, store_run
+from trainermon.agent.runs import stored_history
 
 pytestmark = pytest.mark.server
 
@@ -155,6 +157,34 @@ def test_an_open_page_follows_a_run_that_grows(tmp_path: Path, open_page: OpenPa
         add_segment(tmp_path / "run", curves, range(20, 40))
 
         expect(page.locator("#figure-step .number")).to_have_text("39")
+        page.close()
+
+
+def test_a_large_run_is_shown_by_its_newest_numbers_and_then_whole(
+    tmp_path: Path, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_run(tmp_path / "run", CURVES, segments=4)
+    may_read = threading.Event()
+    fill = stored_history.StoredHistory.fill
+
+    def hold(read: stored_history.StoredHistory, segments: list[list[Path]], *, may_preview: bool) -> None:
+        assert may_preview or may_read.wait(60)
+        fill(read, segments, may_preview=may_preview)
+
+    monkeypatch.setattr(stored_history, "PREVIEW_ROWS", 1)
+    monkeypatch.setattr(stored_history.StoredHistory, "fill", hold)
+    with serving_runs(tmp_path) as server:
+        page = open_page(server, "run/run/")
+        said = page.get_by_text("the newest steps only, until the others are read")
+        expect(said).to_be_visible()
+        expect(page.locator("#figure-step .number")).to_have_text("199")
+        layers = page.get_by_text("6 rows, the input on top")
+        expect(layers).to_have_count(0)
+
+        may_read.set()
+
+        expect(layers).to_be_visible()
+        expect(said).to_have_count(0)
         page.close()
 
 
