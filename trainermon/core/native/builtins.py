@@ -33,7 +33,7 @@ def builtin(name: str) -> Callable[..., Any] | None:
     It raises nothing, and trusts its arguments: what is no number or no list where it expects one, it takes for some.
     """
     library = bound_library()
-    if library is None:
+    if library is None or not hasattr(library, f"trainermon_builtin_{name}"):  # as one that was built before has not
         return None
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     definition = ctypes.c_char.in_dll(library, f"trainermon_builtin_{name}")
