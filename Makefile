@@ -25,7 +25,7 @@ CUDA_TESTS := tests/agent/hang tests/dump tests/replay tests/statistics tests/mo
 # The base dependencies of the package are enough for all in these folders but what is marked `extras`, and these files.
 LIGHT_TESTS := tests/core tests/exporters tests/alerts/across_ranks tests/alerts/conditions
 WITH_EXTRAS := tests/core/test_derived.py tests/core/test_outbox.py tests/core/test_signing.py tests/exporters/influxdb tests/exporters/trackers tests/exporters/store/test_buckets.py tests/exporters/test_export_command.py tests/exporters/prometheus/test_conformance.py
-KERNELS := trainermon/statistics/moments.c trainermon/statistics/checksums.c trainermon/statistics/pairs.c trainermon/statistics/faults.c trainermon/statistics/positions.c trainermon/statistics/signs.c trainermon/statistics/crc32.c trainermon/statistics/rows/rows.c trainermon/statistics/histograms/counts.c trainermon/analysis/checkpoint/formats/slim.c trainermon/dump/facts/frames.c trainermon/core/native/builtins.c
+KERNELS := $(shell find trainermon -name '*.c')
 INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_cpu.lock requirements/cuda.lock pyproject.toml setup.py $(KERNELS)
 
 export OMP_NUM_THREADS ?= 1

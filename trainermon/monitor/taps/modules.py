@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainermon.core.values import Kind, Placement, SeriesKey
 from trainermon.hooks.guard import FaultGuard
+from trainermon.hooks.tensor_hooks import hook_gradient
 from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import register
@@ -183,13 +184,12 @@ class ModuleTaps:
                 self._collector.share(series, seen.row, tensor)
         if self._backward and tensor.requires_grad and torch.is_grad_enabled():
             if not seen.gradient_series:
-                # torch 2.13 dies in register_hook on a view whose base was written to through another view, unless its
-                # grad_fn was brought up to date by reading it
-                is_leaf = tensor.grad_fn is None
                 hook = self._guard.wrap(self._gradient, seen.gradient_series)
-                handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-                if is_leaf:  # the hook of any other tensor goes with its graph
+                if tensor.grad_fn is None:  # the hook of any other tensor goes with its graph
+                    handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
                     self._keep_until_backward(watched.module.stage, handle, recomputing=recomputing)
+                else:
+                    hook_gradient(tensor, hook)
             number = self._number(watched, Kind.ACTV_GRAD, (side, path, call), tensor, recomputing=recomputing)
             seen.gradient_series.append(number)
 
