@@ -181,8 +181,10 @@ def test_a_large_run_is_shown_by_its_newest_numbers_and_then_whole(
         layers = page.get_by_text("6 rows, the input on top")
         expect(layers).to_have_count(0)
 
-        may_read.set()
+        with page.expect_response(re.compile("/api/lines")) as lines:
+            may_read.set()
 
+        assert lines.value.json()["steps"] == list(range(200))
         expect(layers).to_be_visible()
         expect(said).to_have_count(0)
         page.close()
