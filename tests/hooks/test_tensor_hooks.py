@@ -78,7 +78,7 @@ def leaf_of(kind):
 
 
 def test_hooks_on_a_leaf_are_called_in_the_order_of_all_until_they_are_taken_off(leaf):
-    seen = []
+    seen: list[object] = []
     first = leaf.register_hook(lambda _: seen.append("torch's"))
     take_off = hook_leaf(leaf, lambda gradient: seen.append(gradient.sum().item()))
     hook_leaf(leaf, lambda gradient: gradient * 2)
