@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from trainermon.agent.follower import FollowedRecord
 from trainermon.core.events import RankEvent
 from trainermon.core.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord
 from trainermon.core.values import SeriesKey, StatBlock
+
+_Result = TypeVar("_Result")
+_METHODS = ("on_header", "on_block", "on_event", "on_end", "end_round")
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class ConsumerGroup:
 
     def __init__(self, consumers: Sequence[RecordConsumer]) -> None:
         self.num_blocks = self.num_errors = 0
-        self._consumers = tuple(consumers)
+        self._handlers = {method: _handlers(consumers, method) for method in _METHODS}
         self._num_errors_of: Counter[str] = Counter()
         self._shown: set[int] = set()  # ranks, in this round
 
@@ -63,48 +66,53 @@ class ConsumerGroup:
 
         A block belongs to a round, which ends before its rank's next record. Call `end_round` after the last one.
         """
-        rank = followed.header.coordinates.rank
+        header, record = followed
+        rank = header.coordinates.rank
         if rank in self._shown:
             self.end_round()
-        if isinstance(followed.record, BlockRecord):
+        arguments: tuple[Any, ...]
+        if isinstance(record, BlockRecord):
             self.num_blocks += 1
             self._shown.add(rank)
-        for consumer in self._consumers:
-            self._hand_over(consumer, followed)
+            method, arguments = "on_block", (header, header.series, record.block)
+        elif isinstance(record, EventRecord):
+            method, arguments = "on_event", (header, record.event)
+        elif isinstance(record, EndRecord):
+            method, arguments = "on_end", (header,)
+        elif isinstance(record, HeaderRecord):
+            method, arguments = "on_header", (header,)
+        else:
+            return
+        for name, handle in self._handlers[method]:
+            self.attempt(name, handle, *arguments)
 
     def end_round(self) -> None:
         """Tell every consumer that the round is over, if a block was passed on since the last one."""
         if not self._shown:
             return
         self._shown.clear()
-        for consumer in self._consumers:
-            with self.containing(type(consumer).__name__):
-                consumer.end_round()
+        for name, end in self._handlers["end_round"]:
+            self.attempt(name, end)
 
-    @contextlib.contextmanager
-    def containing(self, name: str) -> Iterator[None]:
-        """Return a context that counts and logs an error in the consumer `name` instead of raising it."""
+    def attempt(self, name: str, call: Callable[..., _Result], *arguments: Any) -> _Result | None:
+        """Return what `call` does; None for an error in it, which is counted for the consumer `name`, and logged."""
         try:
-            yield
+            return call(*arguments)
         except Exception:  # noqa: BLE001 - the border: whatever a record made of it
             self._note(name)
-
-    def _hand_over(self, consumer: RecordConsumer, followed: FollowedRecord) -> None:
-        header, record = followed
-        try:
-            if isinstance(record, BlockRecord):
-                consumer.on_block(header, header.series, record.block)
-            elif isinstance(record, EventRecord):
-                consumer.on_event(header, record.event)
-            elif isinstance(record, EndRecord):
-                consumer.on_end(header)
-            elif isinstance(record, HeaderRecord):
-                consumer.on_header(header)
-        except Exception:  # noqa: BLE001 - the border: whatever a record made of it
-            self._note(type(consumer).__name__)
+            return None
 
     def _note(self, name: str) -> None:
         self.num_errors += 1
         self._num_errors_of[name] += 1  # by name: one that always fails must not hide the first fault of another
         if self._num_errors_of[name].bit_count() == 1:
             _log.exception("%s failed (failure %d)", name, self._num_errors_of[name])
+
+
+def _handlers(consumers: Sequence[RecordConsumer], method: str) -> list[tuple[str, Callable[..., object]]]:
+    """Return by name the consumers that do anything in `method`, with that method of theirs."""
+    return [
+        (type(consumer).__name__, getattr(consumer, method))
+        for consumer in consumers
+        if getattr(type(consumer), method) is not getattr(RecordConsumer, method)
+    ]

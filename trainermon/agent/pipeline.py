@@ -218,15 +218,12 @@ class RecordPipeline:
             self._behind = None
 
     def _extended(self, followed: FollowedRecord) -> FollowedRecord:
-        with self._consumers.containing("what the agent adds to a step"):
-            followed = self._extend(followed)
-        return followed  # noqa: RET504 - as it was, where that failed
+        return self._consumers.attempt("what the agent adds to a step", self._extend, followed) or followed
 
     def _gather(self, followed: FollowedRecord) -> None:
         header, record = followed
         if isinstance(record, BlockRecord):
-            with self._consumers.containing("the store"):
-                self._commits.add(header, record.block)
+            self._consumers.attempt("the store", self._commits.add, header, record.block)
 
     def _is_due(self) -> bool:
         commits = self._commits

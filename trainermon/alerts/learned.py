@@ -25,6 +25,7 @@ class LossLevel:
     def __init__(self) -> None:
         self.is_learned = False
         self._first: list[float] = []
+        self._limit = 0.0
 
     def observe(self, moments: Array) -> None:
         """Add the moments `[8, n]` of the losses of one step; n may be 0. A loss that is not finite is ignored."""
@@ -34,5 +35,6 @@ class LossLevel:
             return
         if len(self._first) < NUM_FIRST:
             self._first.append(loss)
+            self._limit = SHARE * statistics.median(self._first)
         else:
-            self.is_learned = abs(loss) < SHARE * statistics.median(self._first)
+            self.is_learned = abs(loss) < self._limit

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from trainermon.core.errors import JournalError
@@ -152,11 +151,12 @@ class JournalReader:
         records: list[Record] = []
         size = 0
         try:
-            for record, num_bytes in self._follow():
-                records.append(record)
-                size += num_bytes
-                if size >= max_bytes:
+            while size < max_bytes or not records:
+                found = self._next()
+                if found is None:
                     break
+                records.append(found[0])
+                size += found[1]
         except JournalError:
             if not records:  # otherwise the next poll raises it
                 raise
@@ -174,27 +174,31 @@ class JournalReader:
             return False
         return self._file.size() <= self.cursor.offset
 
-    def _follow(self) -> Iterator[tuple[Record, int]]:
+    def _next(self) -> tuple[Record, int] | None:
+        """Return the next record and its bytes; None if there is none now."""
         while True:
             if self._file is None:
                 self._file = self._enter()
                 if self._file is None:
-                    return
+                    return None
                 try:
                     header = self._header_at_cursor(self._file)
                 except JournalError:
                     self.close()
                     raise
                 if header is not None:
-                    yield HeaderRecord(cursor=self.cursor, header=header), 0
-            while found := self._file.find(self.cursor.offset, finished=self._finished):
-                yield from self._take(*found)
-            if self._finished:
+                    return HeaderRecord(cursor=self.cursor, header=header), 0
+            found = self._file.find(self.cursor.offset, finished=self._finished)
+            if found is not None:
+                taken = self._take(*found)
+                if taken is not None:
+                    return taken
+            elif self._finished:
                 self._leave(self._file)
-            elif not self._is_finished(self._file):
-                return
-            else:
+            elif self._is_finished(self._file):
                 self._finished = True  # what came between the last look and the new file is read first
+            else:
+                return None
 
     def _enter(self) -> FrameFile | None:
         """Open the cursor's file or the first one after it, None if there is none."""
@@ -231,7 +235,7 @@ class JournalReader:
             self._sequence.go_on_from(header)
         return header
 
-    def _take(self, offset: int, head: FrameHead, payload: bytes) -> Iterator[tuple[Record, int]]:
+    def _take(self, offset: int, head: FrameHead, payload: bytes) -> tuple[Record, int] | None:
         cursor = Cursor(self.cursor.file, offset + HEAD_BYTES + head.length)
         record = frames.decode_record(head.type, payload, cursor)
         num_bytes = cursor.offset - self.cursor.offset
@@ -240,8 +244,7 @@ class JournalReader:
         is_sound, num_lost = self._sequence.follow(head, record)
         self.lost_records += num_lost
         self.corrupt += not is_sound
-        if is_sound:
-            yield record, num_bytes
+        return (record, num_bytes) if is_sound else None
 
     def _is_finished(self, file: FrameFile) -> bool:
         """Return whether nobody writes to the file any more; asked whenever there is nothing new, for every rank.
