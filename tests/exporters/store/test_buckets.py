@@ -49,10 +49,10 @@ def bucket(run: Path) -> Iterator[fsspec.AbstractFileSystem]:
     storage.rm("/runs", recursive=True)
 
 
-def put(storage: fsspec.AbstractFileSystem, run: Path) -> None:
+def put(storage: fsspec.AbstractFileSystem, run: Path, name: str = "run") -> None:
     for path in run.rglob("*"):
         if path.is_file():
-            storage.pipe_file(f"/runs/run/{path.relative_to(run).as_posix()}", path.read_bytes())
+            storage.pipe_file(f"/runs/{name}/{path.relative_to(run).as_posix()}", path.read_bytes())
 
 
 @pytest.mark.usefixtures("bucket")
@@ -111,7 +111,9 @@ def test_a_query_reads_the_footers_and_the_columns_that_it_needs(tmp_path: Path)
     storage.rm("/runs", recursive=True)
 
 
-def test_what_was_merged_since_the_run_was_listed_is_found(run: Path, bucket: fsspec.AbstractFileSystem) -> None:
+def test_what_was_merged_since_the_run_was_listed_is_found(
+    run: Path, bucket: fsspec.AbstractFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
     found = find_bucket_run(ADDRESS)
     (segments,) = run.glob("nodes/*/segments")
     assert compact(segments, RetentionPolicy(max_bytes=1 << 40, full_detail_s=0.0), now_s=2e9) > 0
@@ -119,6 +121,19 @@ def test_what_was_merged_since_the_run_was_listed_is_found(run: Path, bucket: fs
     put(bucket, run)
 
     assert run_query(found, QUERIES[0]) == run_query(run, QUERIES[0])
+    assert "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["team [1]", "what?*", "a#b&c=%20", "größe"])
+def test_a_key_is_never_a_pattern(run: Path, name: str) -> None:
+    storage = fsspec.filesystem("memory")
+    put(storage, run, name)
+
+    try:
+        assert run_query(find_bucket_run(f"memory://runs/{name}"), QUERIES[3]) == run_query(run, QUERIES[3])
+    finally:
+        for path in storage.find(f"/runs/{name}"):
+            storage.rm_file(path)  # `rm` takes a path for a pattern
 
 
 def test_a_damaged_object_is_left_out(
@@ -166,6 +181,8 @@ def test_what_is_no_run_is_refused() -> None:
         find_bucket_run("memory://runs/none")
     with pytest.raises(QueryError, match="Protocol not known: nowhere"):
         find_bucket_run("nowhere://runs/run")
+    with pytest.raises(QueryError, match=r"ftp://127.0.0.1:1/run cannot be listed: .*refused"):
+        find_bucket_run("ftp://127.0.0.1:1/run")
     with pytest.raises(QueryError, match="only `trainermon query` reads runs in object storage"):
         find_run(ADDRESS)
 

@@ -197,6 +197,7 @@ TABLES = f"Tables: {NAMES} (`trainermon query RUN` lists their columns)"
         ("SELECT name, sum(step) FROM stats", "must appear in the GROUP BY clause", None),
         ("SELEC 1", "syntax error", None),
         ("FROM stat", 'Did you mean "stats"?', None),
+        (" -- nothing", "the query is empty", None),
     ],
 )
 def test_a_wrong_query_is_told_why_and_what_there_is(tmp_path, sql, reason, nearest):

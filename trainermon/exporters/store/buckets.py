@@ -187,8 +187,12 @@ class BucketObjects(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def keep(self, keys: Sequence[str]) -> None:
         """Read small objects together, and keep what they hold."""
-        if keys:
-            self._kept.update(self._source.cat(list(keys)))
+        # `cat` would take brackets in a key for a pattern
+        contents = self._source.cat_ranges(list(keys), None, None) if keys else []
+        for key, content in zip(keys, contents, strict=True):
+            if isinstance(content, Exception):
+                raise content
+            self._kept[key] = content
 
     def check(self) -> None:
         """Raise what DuckDB hides in an error of its own.
@@ -278,15 +282,14 @@ def find_bucket_run(address: str) -> BucketPath:
         raise QueryError(f"{address} is read by another package: `pip install {package}` ({error})") from error
     except ValueError as error:
         raise QueryError(f"{address}: {error}; expected an address of fsspec such as s3://bucket/run") from error
+    except Exception as error:  # some connect at once
+        raise _refused(address, error) from error
     try:
         source.invalidate_cache()
         objects = BucketObjects(source, protocol, source.find(key, detail=True))
         objects.keep([name for name in objects.sizes if name.endswith(_KEPT)])
     except Exception as error:  # each client of a storage has errors of its own
-        said = str(error) or type(error).__name__
-        raise QueryError(
-            f"{address} cannot be listed: {said}; see docs/scale.md for where credentials and endpoint are set"
-        ) from error
+        raise _refused(address, error) from error
     run = BucketPath(objects, key)
     if not run.is_dir():
         raise QueryError(f"{address}: found no object below it; expected those of a run directory, run.json or nodes/")
@@ -294,3 +297,10 @@ def find_bucket_run(address: str) -> BucketPath:
         names = ", ".join(sorted(run.objects.folders[key])[:5])
         raise QueryError(f"{address}: found {names}; expected those of a run directory, run.json or nodes/")
     return run
+
+
+def _refused(address: str, error: Exception) -> QueryError:
+    said = str(error) or type(error).__name__
+    return QueryError(
+        f"{address} cannot be listed: {said}; see docs/scale.md for where credentials and endpoint are set"
+    )

@@ -223,6 +223,8 @@ def _ask(run_dir: RunPath, sql: str, limit: int | None) -> QueryResult:
         connection.execute("SET lock_configuration = true")  # what `connect` has forbidden stays forbidden
         try:
             cursor = connection.execute(sql)
+            if cursor is None:  # nothing but spaces and comments
+                raise QueryError(f"the query is empty\n{_hint(run_dir, '')}")
             columns = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchall() if limit is None else cursor.fetchmany(limit + 1)
         except duckdb.IOException as error:

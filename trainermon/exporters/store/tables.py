@@ -149,6 +149,7 @@ def _view(connection: duckdb.DuckDBPyConnection, run_dir: RunPath, name: str, *,
             segments = _readable(connection, listed)
             if not isinstance(run_dir, Path):
                 run_dir.objects.check()
+            _tell_damaged(set(listed).difference(segments))
             connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT *, {_DERIVED} FROM {scan(segments)}")
             return _last_attempt(_first_steps(connection, segments))
         except (StoreError, duckdb.IOException):
@@ -183,9 +184,12 @@ def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[RunPath]) -
             whole = [path for path in whole if _have_ends(connection, [path])]
     except (OSError, duckdb.IOException) as error:
         raise StoreError(f"a segment cannot be read: {error}") from error
-    for path in _sorted(set(paths).difference(whole)):
-        logger.warning("%s is damaged and left out: what follows is without its rows", path)
     return whole
+
+
+def _tell_damaged(paths: Iterable[RunPath]) -> None:
+    for path in _sorted(paths):
+        logger.warning("%s is damaged and left out: what follows is without its rows", path)
 
 
 def _have_ends(connection: duckdb.DuckDBPyConnection, paths: Sequence[RunPath]) -> bool:
