@@ -261,21 +261,26 @@ def test_a_call_on_one_side_only_is_told_though_no_value_differs(tmp_path):
     assert "only one side calls Tensor.flip.0.forward" in diagnosis.reason
 
 
+LOSS_VALUE = SeriesKey(Kind.LOSS, "loss")
 UPDATED = SeriesKey(Kind.EXP_AVG, "head.weight")
 WATCHED = {grad("head.weight"): FINITE, actv("head", "output.0"): FINITE}
 
 
-def one_sided(folder, ours, theirs, *, first=2, num_steps=4):
-    """Return what is said of two runs that are equal, but for what each has besides from step `first` on."""
+def one_sided(folder, ours, theirs, *, both=(), first=2, num_steps=4):
+    """Return what is said of two runs that are equal, but for what each has besides from step `first` on.
+
+    `both` are more series that both have on all steps.
+    """
+    watched = WATCHED | dict.fromkeys(both, FINITE)
     for name, more in (("run", ours), ("reference", theirs)):
-        rows = {step: {0: WATCHED | (more if step >= first else {})} for step in range(num_steps)}
+        rows = {step: {0: watched | (more if step >= first else {})} for step in range(num_steps)}
         (folder / name).mkdir()
         store(folder / name, rows, modules=["head", "tail"])
     return diagnose_against(folder / "run", folder / "reference")
 
 
 def test_a_moment_that_the_reference_alone_has_is_told_with_what_it_means(tmp_path):
-    diagnosis = one_sided(tmp_path, {}, {UPDATED: FINITE})
+    diagnosis = one_sided(tmp_path, {}, {UPDATED: FINITE}, both=[SeriesKey(Kind.EXP_AVG, "tail.weight")])
 
     assert (diagnosis.step, diagnosis.module, diagnosis.phase) == (2, "head", FaultPhase.OPTIMIZER)
     assert diagnosis.reason.startswith("exp_avg head.weight is only in the reference: it arose in the optimizer step")
@@ -291,7 +296,31 @@ def test_a_series_that_this_run_alone_has_is_told(tmp_path):
 
 def test_a_series_of_a_name_that_one_side_never_stores_is_no_difference(tmp_path):
     """A configuration may leave it out."""
-    assert one_sided(tmp_path, {actv("tail", "output.0"): FINITE}, {}).verdict is DiagnosisVerdict.EQUAL
+    diagnosis = one_sided(tmp_path, {actv("tail", "output.0"): FINITE}, {})
+
+    assert diagnosis.verdict is DiagnosisVerdict.EQUAL
+    assert diagnosis.evidence[1] == "only in this run: tail: not compared"
+
+
+def test_kinds_that_one_run_alone_recorded_prove_no_difference(tmp_path):
+    more = (SeriesKey(Kind.PARAM_ORIGIN, "tok.weight"), SeriesKey(Kind.EXP_AVG, "tok.weight"), actv("tok", "output.0"))
+    same = {LOSS_VALUE: FINITE, grad("tok.weight"): FINITE}
+    other = dict.fromkeys(same, (4, -1.0, 3.0, 1.0, 5.0, 0, 0, 0))
+    for name, late, besides in (("run", other, more), ("reference", same, ())):
+        rows = {step: (same if step < 3 else late) | dict.fromkeys(besides, FINITE) for step in range(5)}
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, {step: {0: values, 1: values} for step, values in rows.items()})
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert diagnosis.step == 3
+    assert "3 steps before it that both runs have agree to the bit; 4 of 4 series differ" in diagnosis.levels[0].reason
+    assert "only in this run: param_origin, actv, exp_avg: not compared" in render_text(diagnosis)
+    back = diagnose_against(tmp_path / "reference", tmp_path / "run")
+    assert (back.step, back.evidence[1]) == (
+        3,
+        "only in the reference: param_origin, actv, exp_avg: not compared",
+    )
 
 
 def test_a_model_without_activations_from_some_step_on_is_told_as_a_whole(tmp_path):

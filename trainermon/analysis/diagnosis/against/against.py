@@ -171,7 +171,7 @@ def _sources(
 ) -> tuple[str, ...]:
     found: list[str] = []
     if rows is not None:
-        found.append(f"stored rows: {counted(rows.num_steps, 'step')} that both runs have")
+        found += [f"stored rows: {counted(rows.num_steps, 'step')} that both runs have", *rows.set_aside]
     else:
         without = [side for side in (ours, theirs) if not side.is_run]
         verb = "holds" if len(without) == 1 else "hold"

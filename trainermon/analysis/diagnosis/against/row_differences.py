@@ -29,6 +29,7 @@ NOISE_LIMIT = 0.05  # what is apart by more than this on the first common step d
 _NOISE_FLOOR = 1e-6
 _MAX_NOISY_STEPS = 200
 _MAX_ROWS = 100_000
+_MAX_NAMES = 4
 _MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
 _KEYS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 _COMPARED = (
@@ -88,7 +89,8 @@ class RowDifference:
     steps before it agree, to the bit if `is_exact`, else but for noise, of which `noise` is the largest relative size.
     `called` are the modules of which activations are stored on the step, `kinds` what else is, and `flows` what flowed
     between modules in the reference. `lost` are steps before it that one side alone has. `kept` tells that the weights
-    that the optimizer left on the step before are stored on both sides, and agree if `is_exact`.
+    that the optimizer left on the step before are stored on both sides, and agree if `is_exact`. `set_aside` says, in a
+    sentence for each side, of what it alone has series on any step: they are not compared.
     """
 
     num_steps: int
@@ -103,11 +105,12 @@ class RowDifference:
     flows: tuple[Flow, ...] = ()
     lost: tuple[int, ...] = ()
     kept: bool = False
+    set_aside: tuple[str, ...] = ()
 
 
 def find_row_difference(connection: duckdb.DuckDBPyConnection, step: int | None = None) -> RowDifference:
     """Return the first step on which `stats` and the view `REFERENCE` are apart; with `step`, what is apart on it."""
-    found = _find(connection, step)
+    found = dataclasses.replace(_find(connection, step), set_aside=tuple(_set_aside(connection)))
     stored = connection.execute("SELECT DISTINCT kind, name FROM pairs WHERE step = ?", [found.step]).fetchall()
     called = frozenset(name for kind, name in stored if kind == Kind.ACTV)
     kinds = frozenset(kind for kind, _ in stored)
@@ -161,8 +164,8 @@ def _create_pairs(connection: duckdb.DuckDBPyConnection) -> None:
 def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the view of series that one side alone has on a step and rank on which both have others.
 
-    What a configuration leaves out is no difference: a series counts if its name has another one on both sides, on that
-    step or an earlier one. Collectives are left out, since they need not be called alike.
+    What a configuration leaves out is no difference: a series counts if both its name and its kind have another one on
+    both sides, on that step or an earlier one. Collectives are left out, since they need not be called alike.
     """
     kinds = ", ".join(f"'{kind}'" for kind in _COMPARED if kind not in (Kind.COMM, Kind.CHECKSUM))
     same = " AND ".join(f"one.{name} IS NOT DISTINCT FROM other.{name}" for name in (*_KEYS, "step"))
@@ -176,14 +179,34 @@ def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
         SELECT name, rank, min(step) AS step FROM pairs GROUP BY name, rank
     """)
     connection.execute("""
+        CREATE OR REPLACE TEMP TABLE paired_kinds AS SELECT kind, min(step) AS step FROM pairs GROUP BY kind
+    """)
+    connection.execute("""
         CREATE OR REPLACE TEMP TABLE watched AS SELECT DISTINCT step, rank FROM pairs WHERE kind <> 'loss'
     """)
     connection.execute(f"""
         CREATE OR REPLACE TEMP TABLE one_sided AS SELECT found.* FROM ({" UNION ALL ".join(parts)}) found
         JOIN paired ON paired.name = found.name AND paired.rank = found.rank AND paired.step <= found.step
+        JOIN paired_kinds kinds ON kinds.kind = found.kind AND kinds.step <= found.step
         JOIN watched ON watched.step = found.step AND watched.rank = found.rank
         WHERE found.kind IN ({kinds})
     """)  # noqa: S608  # our own names
+
+
+def _set_aside(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
+    """Yield, for each side that has series of kinds or names that the other one never has, which these are."""
+    ours, theirs = (
+        connection.execute(f"SELECT DISTINCT kind, name FROM {view}").fetchall()  # noqa: S608  # our own names
+        for view in ("stats", REFERENCE)
+    )
+    for side, here, there in (("this run", ours, theirs), ("the reference", theirs, ours)):
+        kinds, names = {kind for kind, _ in there}, {name for _, name in there}
+        alone = [str(kind) for kind in _COMPARED if kind not in kinds and any(kind == one for one, _ in here)]
+        compared = kinds.intersection(_COMPARED) - {Kind.COMM, Kind.CHECKSUM}
+        others = sorted({name for kind, name in here if kind in compared and name not in names})
+        more = [f"{len(others) - _MAX_NAMES:,} other names"] if len(others) > _MAX_NAMES else []
+        if said := [*alone, *others[:_MAX_NAMES], *more]:
+            yield f"only in {side}: {', '.join(said)}: not compared"
 
 
 def _lost(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[int, ...]:
