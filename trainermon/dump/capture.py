@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.encode import encode, encode_output, tensor_form
 from trainermon.dump.facts.module_attributes import ConstructedModule, further_tensors, has_further
@@ -25,6 +24,7 @@ from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.guard import ContainedCall
+from trainermon.hooks.module_hooks import hook_forward, unhook_forward
 from trainermon.hooks.names import chosen
 from trainermon.hooks.names import plain_name as found_plain_name
 
@@ -212,7 +212,7 @@ class ModuleCapture:
         self._gathered = gathered
         self.quiet = False
         self._border = _EntryBorder(writer)
-        self._handles: list[RemovableHandle] = []
+        self._hooked: list[tuple[nn.Module, ContainedCall, ContainedCall]] = []
         self._calls = ForwardCalls()
         self._gradients = GradientHooks(writer, self._border, self._extra_of_gradients)
         self._watched = [
@@ -250,17 +250,16 @@ class ModuleCapture:
                 self._contain(_quietly, self._before, watched) if self.quiet else self._contain(self._before, watched)
             )
             behind = self._contain(_quietly, self._behind) if self.quiet else self._contain(self._behind)
-            self._handles.append(watched.module.register_forward_pre_hook(before, with_kwargs=True))
-            # non-reentrant checkpointing leaves a recomputed forward by an exception
-            self._handles.append(watched.module.register_forward_hook(behind, always_call=True))
+            hook_forward(watched.module, before, behind)
+            self._hooked.append((watched.module, before, behind))
         if not self._gathered:
             self._gradients.watch_parameters(_owners(self._watched, gathered=False))
 
     def detach(self) -> None:
         """Remove every hook and write the entries whose gradients did not all arrive."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for hooked in self._hooked:
+            unhook_forward(*hooked)
+        self._hooked.clear()
         self._gradients.close()
         self._border.tripped = True
         self._calls.reset()
@@ -308,6 +307,7 @@ class ModuleCapture:
 
     def _behind(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         call = self._calls.leave(module)
+        # non-reentrant checkpointing leaves a recomputed forward by an exception
         if call is None or (output is None and sys.exc_info()[0] is not None):
             return
         leaves: list[TensorLeaf] = []
