@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trainermon.dump.encode import encode, encode_output, tensor_form
-from trainermon.dump.forms import MAX_ITEMS, TensorReading, json_text
+from trainermon.dump.forms import MAX_ITEMS, LaterText, TensorReading, json_text
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
 from trainermon.statistics.kernel import kernel_name, write, write_single
 
@@ -233,3 +233,11 @@ class _Count(enum.IntEnum):
 )
 def test_the_text_of_an_entry_is_that_of_the_standard_library(value):
     assert json_text(value) == json.dumps(value)
+
+
+def test_what_stands_in_several_entries_is_the_same_text_in_each():
+    value = {"p": 0.5, "bounds": [-math.inf, 1], "inplace": False}
+
+    shared = LaterText(value)
+
+    assert json_text({"first": shared, "second": [shared]}) == json.dumps({"first": value, "second": [value]})

@@ -26,10 +26,19 @@ MAX_ITEMS = 1024
 MAX_DEPTH = 16
 
 
-class JsonText(str):
-    """A text that is JSON already, and is written as it stands."""
+class LaterText:
+    """A value, as in `json_text`, that stands in several entries: its text is made once, when the first is written."""
 
-    __slots__ = ()
+    __slots__ = ("_known", "_value")
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self._value = value
+        self._known = ""
+
+    def text(self) -> str:
+        """Return the JSON text of the value."""
+        self._known = self._known or json_text(self._value)
+        return self._known
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -115,7 +124,7 @@ def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
 
 
 def json_text(value: Any) -> str:
-    """Return the JSON text of an entry: of dicts, lists, scalars, `TensorForm`s, `JsonText`s."""
+    """Return the JSON text of an entry: of dicts, lists, scalars, `TensorForm`s, `LaterText`s."""
     return _text_of(type(value), json.dumps)(value)
 
 
@@ -137,7 +146,7 @@ def _number_text(value: float) -> str:
 # By the very type; subclasses are left to the encoder, which takes ten times as long: they are rare.
 _TEXTS: Mapping[type, Callable[[Any], str]] = {
     TensorForm: TensorForm.text,
-    JsonText: str,
+    LaterText: LaterText.text,
     dict: _dict_text,
     list: _list_text,
     str: quoted,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.dump.forms import JsonText, json_text
+from trainermon.dump.forms import LaterText
 
 _OF_TORCH = "torch.nn.modules."
 _PLAIN = (bool, int, float, str, type(None))
@@ -22,20 +22,20 @@ _COUNTER = "num_batches_tracked"
 
 @dataclasses.dataclass(slots=True, eq=False)
 class ConstructedModule:
-    """The attributes of one module as JSON, read once for training and once for evaluation.
+    """The attributes of one module for the files, read once for training and once for evaluation.
 
     Attributes:
         module: The module.
     """
 
     module: nn.Module
-    _texts: dict[bool, JsonText] = dataclasses.field(default_factory=dict)
+    _texts: dict[bool, LaterText] = dataclasses.field(default_factory=dict)
 
-    def text(self) -> JsonText | None:
+    def text(self) -> LaterText | None:
         """Return the module's plain attributes as a JSON object; None: it is none of torch's own modules."""
         known = self._texts.get(self.module.training)
         if known is None and is_torchs(self.module):
-            known = self._texts[self.module.training] = JsonText(json_text(dict(_plain_attributes(self.module))))
+            known = self._texts[self.module.training] = LaterText(dict(_plain_attributes(self.module)))
         return known
 
 
