@@ -301,8 +301,9 @@ class GradientHooks:
         return backward_pass
 
     def _parameter_gradient(self, owned: _OwnedParameter, gradient: Tensor | None) -> None:
-        call = self._parameter_calls[owned.places[0]]
-        self._parameter_calls[owned.places[0]] += 1
+        first = owned.places[0]
+        call = self._parameter_calls.get(first, 0)
+        self._parameter_calls[first] = call + 1
         if gradient is None:
             return
         for stem, name in owned.places:

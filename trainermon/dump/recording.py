@@ -217,6 +217,12 @@ def has_compiled() -> bool:
 
 def is_gathered(model: nn.Module) -> bool:
     """Return whether the model's parameters are sharded, and gathered for each forward (FSDP, ZeRO stage 3)."""
-    return any(hasattr(parameter, "ds_id") or hasattr(parameter, "placements") for parameter in model.parameters()) or (
-        any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in model.modules())
+    return any(
+        type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP"))
+        or any(map(_is_sharded, module._parameters.values()))
+        for module in model.modules()
     )
+
+
+def _is_sharded(parameter: nn.Parameter | None) -> bool:
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "placements")

@@ -55,15 +55,6 @@ class SelectingWriter(DumpWriter):
             bool(self._config.tensor_list) and any(part in key for part in self._config.tensor_list)
         )
 
-    def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
-        """Record the statistics, the checksums and the tensors that the configuration asks for."""
-        if not self._takes_all:
-            leaves = self._chosen(key, leaves)
-        DumpWriter.record(self, key, leaves)  # without the search that `super` is
-        if self._with_checksums:
-            for leaf in leaves:
-                self._add_checksum(leaf)
-
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
@@ -95,6 +86,12 @@ class SelectingWriter(DumpWriter):
         if self.task == "structure" or not self._selection.records(key):
             return ()
         return [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
+
+    def _add_to_forms(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
+        super()._add_to_forms(key, leaves)
+        if self._with_checksums:
+            for leaf in leaves:
+                self._add_checksum(leaf)
 
     def _saves_any(self) -> bool:
         return self.with_tensors or bool(self._config.tensor_list)

@@ -64,6 +64,8 @@ class NameSelection:
 
     def ends(self, key: str) -> bool:
         """Return whether the entry `key`, which ends, is recorded; a scope that ends with this entry closes."""
+        if self.is_by_function:
+            return self._is_kind_listed(key)
         wanted = self.records(key)
         self._chosen.pop(key, None)
         self._running.discard(key)

@@ -64,6 +64,9 @@ class DumpWriter:
     source = SourceMode.FUNCTIONS
     # How long lines may wait to be written, if not as long as usual: what a killed process may lose.
     max_wait_s: float | None = None
+    # Whether every tensor of every entry is recorded; and whether with a checksum.
+    _takes_all = True
+    _with_checksums = False
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class DumpWriter:
         self.with_tensors = task == "tensor"
         self.tensors = self._framework_tensors()
         self.saves_any = self._saves_any()
+        self._adds_to_forms = self.saves_any or self._with_checksums
         self._tensors = self._tensor_folder(max_bytes, self.directory if final is None else final)
         self._readings = self.tensors.reader()
         self._data: Places = {}
@@ -116,11 +120,12 @@ class DumpWriter:
         Save the tensors if the task asks. The forms in `leaves` get the result. A tensor that was recorded before and
         is unchanged keeps its statistics and order.
         """
+        if not self._takes_all:
+            leaves = self._chosen(key, leaves)
         for error in self._readings.read(leaves):
             self.count_error(error)
-        if self.saves_any and self.saves(key):
-            for leaf in leaves:
-                self._save(file_stem(key, leaf.slot), leaf)
+        if self._adds_to_forms:
+            self._add_to_forms(key, leaves)
 
     def reread(self, tensors: Sequence[Any]) -> None:
         """Drop the statistics remembered for `tensors`: a collective has changed them, which torch does not count."""
@@ -291,6 +296,14 @@ class DumpWriter:
     def _saves_any(self) -> bool:
         return self.with_tensors
 
+    def _chosen(self, key: str, leaves: Sequence[TensorLeaf]) -> Sequence[TensorLeaf]:  # noqa: ARG002  # for those that choose
+        return leaves
+
+    def _add_to_forms(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
+        if self.saves_any and self.saves(key):
+            for leaf in leaves:
+                self._save(file_stem(key, leaf.slot), leaf)
+
     def _framework_tensors(self) -> FrameworkTensors:
         """Return what is asked about tensors: torch's here; subclasses write those of other frameworks."""
         from trainermon.dump.torch_tensors import TorchTensors  # loads torch, which other frameworks do without
@@ -318,10 +331,14 @@ def file_stem(key: str, slot: str) -> str:
 
 def _plain(info: DumpInfo) -> dict[str, Any]:
     """Return what `dataclasses.asdict` does, which takes ten times as long."""
-    plain = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+    plain = _fields(info)
     plain["operations"] = tuple(map(dataclasses.asdict, info.operations))
-    plain["layout"] = dataclasses.asdict(info.layout)
+    plain["layout"] = _fields(info.layout)
     return plain
+
+
+def _fields(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
 def _write(path: Path, text: str) -> None:
