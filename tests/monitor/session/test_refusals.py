@@ -1,5 +1,6 @@
 """A `set_monitor` that is refused, wherever that happens, leaves no file, folder, thread, hook or process behind."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from torch import nn
 
 from trainermon import TrainerMon
 from trainermon.core import launcher
-from trainermon.core.errors import TrainermonError
-from trainermon.monitor.session import agent_process, attached_rank, rank_spool
+from trainermon.core.errors import SpoolError, TrainermonError
+from trainermon.monitor.session import agent_process, attached_rank, rank_spool, run_files
 
 
 class TakesNoHooks(nn.Linear):
@@ -89,6 +90,21 @@ def test_nothing_is_left_behind(places, training, monkeypatch, config, place):
     assert hooks_of(model, optimizer) == []
     assert open_files() - before == set()
     assert children() == agents_of(places[0]) == []
+
+
+def test_a_spool_without_room_for_the_agents_settings_is_told(places, training, monkeypatch):
+    write = run_files.replace_file
+
+    def write_while_there_is_room(path, content):
+        if path.name == "agent.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr(run_files, "replace_file", write_while_there_is_room)
+
+    with pytest.raises(SpoolError, match=r"agent\.json: No space left on device\. Set TRAINERMON_SPOOL"):
+        TrainerMon().set_monitor(*training)
+    assert not any(root.exists() for root in places)
 
 
 def test_an_agent_that_cannot_start_is_ended_and_nothing_is_left(places, training, monkeypatch, tmp_path):

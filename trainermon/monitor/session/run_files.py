@@ -21,7 +21,7 @@ import trainermon
 from trainermon.core.config import MonitorConfig, OutputConfig, RunSettings
 from trainermon.core.errors import AttachError
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
-from trainermon.core.spool import OUTBOX_FOLDER, list_ranks
+from trainermon.core.spool import OUTBOX_FOLDER, list_ranks, unusable
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, Placement, as_plain
 
@@ -178,6 +178,9 @@ def write_agent_settings(
     """Write `agent.json`, the settings of this run's node agent.
 
     `edits` is the configuration file that the agent follows, if any.
+
+    Raises:
+        SpoolError: It cannot be written.
     """
     influxdb = config.influxdb
     token_file, ca_file = _absolute(influxdb.token_file), _absolute(influxdb.ca_file)
@@ -197,7 +200,11 @@ def write_agent_settings(
         config_file=str(edits.absolute()) if edits else None,
         config_mtime_ns=edits.stat().st_mtime_ns if edits else 0,
     )
-    _write(spool / "agent.json", settings, spool)
+    path = spool / "agent.json"
+    try:
+        _write(path, settings, spool)
+    except OSError as error:
+        raise unusable(path, error) from error
 
 
 def _absolute(path: str | None) -> str | None:
