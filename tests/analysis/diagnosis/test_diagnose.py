@@ -53,6 +53,29 @@ def test_finite_run_says_so_and_names_the_largest(tmp_path):
     assert "7e+09, in grad_reduced of fc.weight on rank 0" in diagnosis.reason
 
 
+@pytest.mark.parametrize("bad_step", [None, 8])
+def test_ordered_dumps_of_sound_steps_do_not_hide_the_last_step_or_a_bad_one(tmp_path, bad_step):
+    store(tmp_path, {step: {0: {own("fc.weight"): ALL_NAN if step == bad_step else FINITE}} for step in range(10)})
+    for step in (2, 6):
+        dump(tmp_path, 0, SOUND, step=step, replay=False, micro_steps=0)
+
+    diagnosis = diagnose(tmp_path)
+
+    if bad_step is None:
+        assert diagnosis.step == 9
+        assert diagnosis.headline == "Nothing was non-finite in any of 10 stored steps, of which 9 is the last"
+    else:
+        assert (diagnosis.step, diagnosis.verdict) == (8, DiagnosisVerdict.LOCATED)
+
+
+def test_an_ordered_dump_of_a_bad_step_counts_where_the_rows_do_not_tell(tmp_path):
+    store(tmp_path, {step: {0: {actv("fc", "output.0"): FINITE}} for step in range(10)})
+    for step, weight in ((2, SOUND), (6, BAD), (7, BAD)):
+        dump(tmp_path, 0, weight, step=step, replay=False, micro_steps=0)
+
+    assert (diagnose(tmp_path).step, diagnose(tmp_path).module) == (6, "fc")
+
+
 def test_an_infinity_within_a_step_that_is_finite_is_told(tmp_path):
     form = {
         "type": "torch.Tensor",

@@ -160,9 +160,7 @@ def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
         is_asked_for=step is not None,
     )
     with open_store(run_dir) as connection:
-        if not places:
-            loose = list(_loose_places(run_dir))
-            places = loose if step is not None else _first_bad(loose)
+        places = places or list(_loose_places(run_dir))
         chosen = _choose_step(places, connection, step)
         if chosen is None and step is not None:
             raise DumpError(_no_such_step(run_dir, step, places, connection))
@@ -189,17 +187,35 @@ def _loose_places(folder: Path) -> Iterator[_DumpPlace]:
             yield _DumpPlace("", place.attempt or 1, place.step or 0, rank, place.directory)
 
 
-def _first_bad(places: Sequence[_DumpPlace]) -> list[_DumpPlace]:
-    """Return the dumps of the first step that is not finite, of the last step if none is."""
-    steps = sorted({place.step for place in places})
-    for step in steps:
-        chosen = [place for place in places if place.step == step]
-        for place in chosen:
-            with contextlib.suppress(DumpError):
-                dump = read_dump(place.path)
-                if dump.nonfinite or (dump.level == "L1" and any(record.nonfinite for record in _records(dump))):
-                    return chosen
-    return [place for place in places if place.step == steps[-1]] if steps else []
+def _first_bad(
+    places: Sequence[_DumpPlace], before: Mapping[int, int], *, is_all_there_is: bool
+) -> tuple[int, int] | None:
+    """Return attempt and step of the newest attempt's first dumps that show that their step went wrong; None: none do.
+
+    Those from the step on that `before` has of the attempt are not read.
+    """
+    newest = max((place.attempt for place in places), default=0)
+    for step in sorted({place.step for place in places if place.attempt == newest}):
+        if step >= before.get(newest, step + 1):
+            break
+        chosen = (place.path for place in places if (place.attempt, place.step) == (newest, step))
+        if any(_is_bad(path, is_all_there_is=is_all_there_is) for path in chosen):
+            return newest, step
+    return None
+
+
+def _is_bad(path: Path, *, is_all_there_is: bool) -> bool:
+    """Return whether a dump shows that its step went wrong: replays are made of no other, ordered dumps of any.
+
+    Results of functions may be masks: they count only where no stored rows tell more.
+    """
+    try:
+        dump = read_dump(path)
+    except DumpError:
+        return False  # another dump or the rows must tell
+    is_of_functions = is_all_there_is and dump.level == "L1"
+    results = _records(dump) if is_of_functions else ()
+    return dump.info.replay or dump.nonfinite or any(record.nonfinite for record in results)
 
 
 def _records(dump: Dump) -> Iterator[TensorRecord]:
@@ -233,22 +249,36 @@ def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
 def _choose_step(
     places: Sequence[_DumpPlace], connection: duckdb.DuckDBPyConnection | None, step: int | None
 ) -> tuple[int, int] | None:
-    found = [(place.attempt, place.step) for place in places]
+    """Return attempt and number of `step`; without one, of the first step that went wrong, or else of the last one."""
+    dumped = [(place.attempt, place.step) for place in places]
     if step is not None:
-        found = [pair for pair in found if pair[1] == step]
+        found = [pair for pair in dumped if pair[1] == step]
         if connection is not None:
             found += connection.execute("SELECT DISTINCT attempt, step FROM stats WHERE step = ?", [step]).fetchall()
-    elif connection is not None:
-        kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS)
-        query = f"""
-            SELECT attempt, min(step) FROM stats
-            WHERE nans + infs > 0 AND (kind IN ({kinds}) OR slot = '{GRADIENT_AT_STEP}') GROUP BY attempt
-        """  # noqa: S608  # our own names
-        found += connection.execute(query).fetchall()
-        if not found:
-            found = connection.execute("SELECT attempt, max(step) FROM stats GROUP BY attempt").fetchall()
+        return _first_of_newest(found)
+    stored = [] if connection is None else _stored_bad(connection)
+    bad = _first_bad(places, dict(stored), is_all_there_is=connection is None)
+    found = [*stored, *([bad] if bad is not None else [])]
+    if found:
+        return _first_of_newest(found)
+    if connection is not None:
+        dumped = connection.execute("SELECT attempt, max(step) FROM stats GROUP BY attempt").fetchall() or dumped
+    return max(dumped, default=None)
+
+
+def _first_of_newest(found: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
     newest = max((attempt for attempt, _ in found), default=None)
     return min((pair for pair in found if pair[0] == newest), default=None)
+
+
+def _stored_bad(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, int]]:
+    """Return each attempt that has stored rows that are not finite and must be, with the first step of these."""
+    kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS)
+    query = f"""
+        SELECT attempt, min(step) FROM stats
+        WHERE nans + infs > 0 AND (kind IN ({kinds}) OR slot = '{GRADIENT_AT_STEP}') GROUP BY attempt
+    """  # noqa: S608  # our own names
+    return connection.execute(query).fetchall()
 
 
 def _no_such_step(
