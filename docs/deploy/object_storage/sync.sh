@@ -4,6 +4,7 @@
 #
 # Of a run, what only this node writes (nodes/HOST) is mirrored: segments that were merged vanish there too, after the one
 # that has their rows has arrived. Everything else is only added to. Nothing is moved: an agent starts again from its segments.
+# The agent's token stays on the node: whoever has it can give the agent orders.
 set -eu
 
 runs=$1
@@ -15,6 +16,6 @@ for run in "$runs"/*/; do
     rclone copy "$run" "$target/$name" --exclude '/nodes/**' --exclude '*.tmp'
     if [ -d "$run/nodes/$host" ]; then
         rclone sync "$run/nodes/$host" "$target/$name/nodes/$host" \
-            --exclude '*.tmp' --exclude .compact.lock --exclude '.spill/**'
+            --exclude token --exclude '*.tmp' --exclude .compact.lock --exclude '.spill/**'
     fi
 done

@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from trainermon.core.errors import QueryError, StoreError
 from trainermon.core.journal import Header
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 from trainermon.exporters.store import query as subject
-from trainermon.exporters.store.query import describe, find_run, flush_agents, run_query
+from trainermon.exporters.store.query import describe, find_run, flush_agents, path_or_run, run_query
 from trainermon.exporters.store.store import SegmentWriter, open_run
 
 KEYS = (SeriesKey(Kind.LOSS, "loss"), SeriesKey(Kind.ACTV, "h.0", "output.0"))
@@ -317,3 +318,14 @@ def test_neither_home_nor_working_directory_need_be_writable(tmp_path, monkeypat
     monkeypatch.chdir("/proc")
 
     assert run_query(run, "SELECT count(*) FROM stats").rows == [(6,)]
+
+
+def test_a_name_is_that_of_a_run_where_no_path_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINERMON_OUTPUT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/named/nodes").mkdir(parents=True)
+    (tmp_path / "runs/pack.zip/nodes").mkdir(parents=True)
+    (tmp_path / "pack.zip").touch()
+    assert path_or_run("named") == tmp_path / "runs/named"
+    assert path_or_run("pack.zip") == Path("pack.zip")  # what lies here comes first
+    assert path_or_run("neither") == Path("neither")

@@ -21,6 +21,7 @@ from trainermon.core.environment.secrets import Redactor
 from trainermon.core.errors import ConfigError, PackError
 from trainermon.core.terminal.manners import has_colour, note
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.exporters.store.query import path_or_run
 
 PACK_NAME = "environment.zip"
 MIN_KEY_BYTES = 16
@@ -69,8 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     collect.set_defaults(act=_collect)
     compare = actions.add_parser("compare", help="compare two packs, ours or msprobe's, or runs")
-    compare.add_argument("first", type=Path, metavar="A", help="the pack, or run, that is right (msprobe: bench)")
-    compare.add_argument("second", type=Path, metavar="B", help="the one that is compared with it (msprobe: cmp)")
+    compare.add_argument(
+        "first", type=path_or_run, metavar="A", help="the pack, or run, that is right (msprobe: bench)"
+    )
+    compare.add_argument(
+        "second", type=path_or_run, metavar="B", help="the one that is compared with it (msprobe: cmp)"
+    )
     compare.add_argument("-o", "--output", type=Path, metavar="DIR", help="write files into this folder")
     compare.add_argument(
         "-f",

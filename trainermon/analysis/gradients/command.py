@@ -16,6 +16,7 @@ from trainermon.core.errors import DumpError
 from trainermon.core.private_files import make_private_folder, replace_file
 from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.exporters.store.query import path_or_run
 from trainermon.hooks.names import chosen
 
 FORMATS = ("csv", "html", "json", "msprobe")
@@ -28,8 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon gradients`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     compare = actions.add_parser("compare", help="find the step at which the gradients' signs of two runs part")
-    compare.add_argument("run", type=Path, help="a run directory, the dump_path of task grad_probe, or msprobe's")
-    compare.add_argument("other", type=Path, help="the one to hold it against")
+    compare.add_argument(
+        "run", type=path_or_run, help="a run (directory or name), the dump_path of task grad_probe, or msprobe's"
+    )
+    compare.add_argument("other", type=path_or_run, help="the one to hold it against")
     compare.add_argument("-o", "--output", type=Path, metavar="DIR", help="write files into this folder")
     compare.add_argument(
         "-f", "--format", default="", help=f"which, with commas: {', '.join(FORMATS)} (default: csv,html,json)"

@@ -168,6 +168,12 @@ def find_run(run: str | None, root: Path | None = None) -> Path:
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 
+def path_or_run(text: str) -> Path:
+    """Return the path `text`, or, where nothing is there, the run of that name under the root if there is one."""
+    path, run = Path(text), output_root() / text
+    return run if not path.exists() and is_run(run) else path
+
+
 def run_query(run_dir: RunPath, sql: str, *, limit: int | None = None) -> QueryResult:
     """Return the answer to `sql` over the run as it is now, at most `limit` rows of it.
 
