@@ -1,5 +1,6 @@
 """Runs the commands of a page of the docs as they stand there, and holds what they print against the page."""
 
+import itertools
 import os
 import re
 import shlex
@@ -43,6 +44,11 @@ def run_forked(commands, folder, environment):
     return outputs
 
 
+def _unwrapped(lines):
+    """Return the lines, what stands in the second column of a report joined to the one before: paths decide wraps."""
+    return re.sub(r"\n {11}(?=\S)", " ", "\n".join(lines)).splitlines()
+
+
 def check_page(page, folder, run=run_in_shell, **variables):
     """Run the commands one after the other in `folder`; what they print stands there, but for digits behind points."""
     commands = commands_of(page)
@@ -50,8 +56,10 @@ def check_page(page, folder, run=run_in_shell, **variables):
     outputs = run([command for command, _ in commands], folder, _environment(folder) | variables)
     assert len(outputs) == len(commands)
     for (command, expected), output in zip(commands, outputs, strict=True):
-        text = "".join(f"{_normalised(line)}\n" for line in output.splitlines())
-        assert _pattern(expected).fullmatch(text), f"$ {command}\n{output}\nis not what the page says:\n{expected}"
+        text = "".join(f"{_normalised(line)}\n" for line in _unwrapped(output.splitlines()))
+        assert _pattern(_unwrapped(expected)).fullmatch(text), (
+            f"$ {command}\n{output}\nis not what the page says:\n{expected}"
+        )
 
 
 def _environment(folder):
@@ -90,8 +98,14 @@ def _normalised(text):
 
 
 def _pattern(lines):
-    """Return what matches an output: a line of `…` stands for any lines, `…` within a line for anything in it."""
-    parts = ["(?:.*\n)*?" if line == "…" else f"{_wildcards(_normalised(line))}\n" for line in lines]
+    """Return what matches an output: a line of `…` stands for any lines, `…` within a line for anything in it.
+
+    What was wrapped may be the rest of a line before `…`.
+    """
+    parts = [
+        "(?:.*\n)*?" if line == "…" else f"{_wildcards(_normalised(line))}{'(?: .*)?' if after == '…' else ''}\n"
+        for line, after in itertools.zip_longest(lines, lines[1:])
+    ]
     return re.compile("".join(parts))
 
 
