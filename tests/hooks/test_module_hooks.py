@@ -21,7 +21,8 @@ def hook_by_torch(module, before, behind):
 
 def calls_of(hook, **kwargs):
     """Return what hooks put on by `hook`, between two others, are called with."""
-    module, seen = Doubled(), []
+    module = Doubled()
+    seen: list[object] = []
     module.register_forward_pre_hook(lambda *given: seen.append(("other before", given[1:])))
     module.register_forward_hook(lambda *given: seen.append(("other behind", given[1:])))
     hook(
@@ -47,7 +48,8 @@ def test_they_are_called_as_by_torch_also_where_the_forward_raises(kwargs):
 
 
 def test_taken_off_they_leave_nothing_and_those_of_others_stay():
-    module, seen = Doubled(), []
+    module = Doubled()
+    seen: list[object] = []
     other = module.register_forward_hook(lambda *_: seen.append("other"))
     before, behind = (lambda *_: seen.append("before")), (lambda *_: seen.append("behind"))
     hook_forward(module, before, behind)
