@@ -32,6 +32,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
     Symptom,
 )
+from trainermon.analysis.diagnosis.firing import firing_alerts
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
@@ -68,7 +69,10 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
         abnormal = explain_abnormal(Path(run_dir), evidence, bad_step=evidence.step if is_bad else None, step=step)
     if abnormal is None:
         before = told_before(Path(run_dir), evidence) if is_bad else ()
-        return dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before))
+        firing: tuple[str, ...] = ()
+        if step is None and diagnosis.verdict is DiagnosisVerdict.FINITE and evidence.attempt is not None:
+            firing = firing_alerts(Path(run_dir), evidence.attempt)
+        return dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before), firing=firing)
     later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
     return dataclasses.replace(abnormal, consequences=(later,)) if is_bad else abnormal
 

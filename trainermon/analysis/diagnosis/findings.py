@@ -258,6 +258,8 @@ class Diagnosis:
             are runs.
         gradient_chain: Where along the gradients' way two runs part; () likewise.
         setting_differences: Settings of two runs that differ and may change numbers, each as a text; () likewise.
+        firing: Alerts of the run that still fire, each as a text (`straggler (rank 1, since step 131)`); () unless
+            nothing was found in the whole run.
         version: Version of this form.
     """
 
@@ -294,4 +296,5 @@ class Diagnosis:
     run_verdicts: tuple[RunVerdict, ...] = ()
     gradient_chain: tuple[GradientLink, ...] = ()
     setting_differences: tuple[str, ...] = ()
+    firing: tuple[str, ...] = ()
     version: int = SCHEMA_VERSION

@@ -32,6 +32,7 @@ _MAX_PARAMETERS = 4
 _MAX_EVIDENCE = 5
 _MAX_CONTRASTS = 3
 _MAX_SETTINGS = 5
+_MAX_FIRING = 4
 _MAX_LINKS_BESIDE_LEVELS = 5
 _BESIDE_REFERENCE = {
     RankRole.ORIGIN: "differs first",
@@ -142,12 +143,24 @@ def describe_classification(verdict: OperationVerdict) -> str:
     return f"{verdict.cause}: {name}{verdict.reason}{collect}"
 
 
+def firing_text(diagnosis: Diagnosis) -> str:
+    """Return which alerts of the run still fire, in a few words; expects at least one."""
+    more = len(diagnosis.firing) - _MAX_FIRING
+    return f"still firing: {', '.join(diagnosis.firing[:_MAX_FIRING])}{f' and {more} more' if more > 0 else ''}"
+
+
+def _alerts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    if diagnosis.firing:
+        yield "alerts", f"{firing_text(diagnosis)}; `trainermon alerts {diagnosis.run_id}` has them"
+
+
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "run", ", ".join([diagnosis.run_id, *_place(diagnosis)])
     if diagnosis.reference:
         yield "against", diagnosis.reference
     for verdict in diagnosis.run_verdicts:
         yield verdict.quantity.replace("_", " "), describe(verdict)
+    yield from _alerts(diagnosis)
     yield "why", diagnosis.reason
     if diagnosis.module:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""

@@ -24,7 +24,7 @@ from trainermon.analysis.diagnosis.page.history import curves
 from trainermon.analysis.diagnosis.page.markup import STYLE, section, table, text
 from trainermon.analysis.diagnosis.page.over_run import chain_table, verdict_table
 from trainermon.analysis.diagnosis.page.values import DumpView, look, render_view
-from trainermon.analysis.diagnosis.report import describe_classification, describe_tensor
+from trainermon.analysis.diagnosis.report import describe_classification, describe_tensor, firing_text
 from trainermon.analysis.diagnosis.wording import counted, phase_name
 from trainermon.analysis.source.excerpts import excerpt
 from trainermon.core.values import as_plain
@@ -91,6 +91,8 @@ def _head(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"<h1>{text(diagnosis.headline)}</h1>"
     yield f'<span class="badge{" calm" if calm else ""}">{_BADGES[diagnosis.verdict]}</span>'
     yield f"<p>{text(diagnosis.reason)}.</p>"
+    if diagnosis.firing:
+        yield f"<p><b>Alerts:</b> {text(firing_text(diagnosis))}.</p>"
     tiles = "".join(
         f'<div class="tile"><span>{name}</span><b>{text(value)}</b><small>{text(more)}</small></div>'
         for name, value, more in _facts(diagnosis)
