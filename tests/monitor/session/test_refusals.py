@@ -14,6 +14,7 @@ from torch import nn
 from trainermon import TrainerMon
 from trainermon.core import launcher
 from trainermon.core.errors import SpoolError, TrainermonError
+from trainermon.core.private_files import replace_file
 from trainermon.monitor.session import agent_process, attached_rank, rank_spool, run_files
 
 
@@ -93,12 +94,10 @@ def test_nothing_is_left_behind(places, training, monkeypatch, config, place):
 
 
 def test_a_spool_without_room_for_the_agents_settings_is_told(places, training, monkeypatch):
-    write = run_files.replace_file
-
     def write_while_there_is_room(path, content):
         if path.name == "agent.json":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, content)
+        replace_file(path, content)
 
     monkeypatch.setattr(run_files, "replace_file", write_while_there_is_room)
 
