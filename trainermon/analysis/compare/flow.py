@@ -20,6 +20,7 @@ from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 Value = tuple[object, ...]
+_PLAIN_TYPES = frozenset([None, *(f"<class '{name}'>" for name in ("int", "float", "bool", "str"))])
 
 
 def value_of(item: DumpRow) -> Value | None:
@@ -34,8 +35,20 @@ def value_of(item: DumpRow) -> Value | None:
     return item.checksum
 
 
+def are_plain(ours: DumpRow, theirs: DumpRow) -> bool:
+    """Return whether both are a number, a truth value, a text or None, and not both None."""
+    if ours.is_tensor or theirs.is_tensor or ours.dtype is theirs.dtype is None:
+        return False
+    return ours.dtype in _PLAIN_TYPES and theirs.dtype in _PLAIN_TYPES
+
+
 def is_comparable(ours: DumpRow, theirs: DumpRow) -> bool:
-    """Return whether two tensors can differ by a size: they have one shape, and both are floating or both not."""
+    """Return whether two rows can differ by a size: plain arguments can.
+
+    Tensors can if they have one shape, and both are floating or both not.
+    """
+    if are_plain(ours, theirs):
+        return True
     if ours.shape != theirs.shape:
         return False
     return ours.dtype == theirs.dtype or (not roundoff((ours,))) == (not roundoff((theirs,)))

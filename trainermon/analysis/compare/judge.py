@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError, Value, value_of
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
+from trainermon.analysis.compare.literals import LiteralFinder
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.metrics import DumpRowDifference
 from trainermon.analysis.compare.noise import (
@@ -33,6 +34,7 @@ from trainermon.analysis.compare.noise import (
 )
 from trainermon.analysis.compare.verdicts import (
     ERROR,
+    PASS,
     UNMATCHED,
     CallResult,
     Compared,
@@ -132,6 +134,7 @@ class CallJudge:
         self._sees_gaps = nesting.is_same
         self._compared = _measured(self._pairs, measure)
         self._flow = CallFlow(self._pairs, self._compared, nesting.parents)
+        self._finder = LiteralFinder(self._flow)
         self._seen = SeenErrors()
         self._is_elsewhere = self._has_other_input()  # statistics tell little of what becomes of that
         self._gaps: dict[str, tuple[str, float]] = {}
@@ -156,11 +159,13 @@ class CallJudge:
         else:
             judged = self._judged(call, golden, facts)
         rows = tuple(row_of(judged, self._noise(call, golden, row[0], row[1]), *row) for row in compared)
+        result = ERROR if judged.blamed else most_severe(rows)
+        self._finder.note(facts, is_sound=result == PASS)
         return CallResult(
             target=call,
             golden=golden,
             rows=rows,
-            result=ERROR if judged.blamed else most_severe(rows),
+            result=result,
             input_error=judged.input_error,
             output_error=judged.output_error,
             expected=judged.expected,
@@ -183,7 +188,7 @@ class CallJudge:
             assert pair.target
             assert pair.golden
             floor = self._floor(pair.target, pair.golden)
-            if any(math.isinf(error.size) for error in facts.given):
+            if any(math.isinf(error.size) for error in facts.given if error.item.is_tensor):
                 return bool(self._safety)
             if is_first and any(is_sparse(*error[:2]) and self._is_input(pair.target, error) for error in facts.given):
                 return bool(self._safety)
@@ -351,10 +356,16 @@ class CallJudge:
         return found
 
     def _origins(self, call: DumpCall, golden: DumpCall, facts: CallFacts, floor: float) -> tuple[str, ...]:
-        """Return the places of what differs before the call without a call that made it, and note gaps around it."""
-        found = []
+        """Return the places of what differs before the call without a call that made it, and note gaps around it.
+
+        Plain arguments come first.
+        """
+        literals = self._literals(call, golden, facts, floor)
+        found = [error.item.place for error in literals if self._finder.is_first(call, error)]
         around = self._flow.around[call.key]
         for error in facts.given:
+            if error in literals or error.item.dtype is None or error.golden.dtype is None:
+                continue
             value = value_of(error.item)
             if (value is not None and value in self._seen.known) or error.size <= self._limit(
                 call, golden, error, floor
@@ -371,6 +382,20 @@ class CallJudge:
                 self._gaps[around] = call.key, error.size
             self._seen.add_available(around, error.size)
         return tuple(found)
+
+    def _literals(self, call: DumpCall, golden: DumpCall, facts: CallFacts, floor: float) -> list[TensorError]:
+        """Return the plain arguments with which a difference begins.
+
+        Not those of a module that makes this one call: it is named for its settings.
+        """
+        around = self._flow.around[call.key]
+        is_setting = around is not None and self._flow.inner[around] == 1
+        return [
+            error
+            for error in self._finder.literals(call, facts, floor)
+            if not (is_setting and not self._is_made(call, error, floor))
+            and error.size > self._limit(call, golden, error, floor)
+        ]
 
     def _limit(self, call: DumpCall, golden: DumpCall, error: TensorError, floor: float) -> float:
         return max(floor, 2 * self._noise(call, golden, error.item, error.golden), cast_roundoff(*error[:2]))

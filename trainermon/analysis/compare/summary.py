@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
@@ -21,6 +22,7 @@ MAX_NOTES = 6
 _MAX_LINES = 40
 _NO_PARTNERS = "no call of the target is in the golden dump"
 _MAX_DUMPS = 12
+_FRAME = re.compile(r"File (.+?), line (\d+)")
 SIZES = {
     Mode.STATISTICS: "a share of the tensor's size: of max, min, mean and norm, that which differs most",
     Mode.TENSOR: "a share of the tensor's size: the norm of the difference over the larger norm",
@@ -135,6 +137,8 @@ def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
 def headline(comparison: Comparison) -> str:
     """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding."""
     for call, place, words in causes_of(comparison)[:1]:
+        if literal_of(call):
+            return f"The first difference: {call.key} {words}."
         if place:
             return f"The first difference came in with {call.key}.{place}: {words}."
         return f"The first difference arose in {call.key}: {words}."
@@ -169,8 +173,9 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     An earlier step that went wrong leaves all parameters different. So where more than half of them are, which is the
     first difference, they are one cause: at the one that differs most.
     """
-    causes = [BlamedPlace(call, call.origin, _described(call)) for call in comparison.blamed]
-    if not causes or not _is_parameter(causes[0].place):
+    causes = [BlamedPlace(call, call.origin, _described(comparison, call)) for call in comparison.blamed]
+    others = [one for one in causes if not literal_of(one.call)]
+    if not others or not _is_parameter(others[0].place):
         return causes
     known = {
         (split_key(call.key)[0], row.target.place): (call, row)
@@ -189,7 +194,8 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
         "step made that: an earlier step did, or what was loaded"
     )
     first = BlamedPlace(call, row.target.place if row.target else "", words)
-    return [first, *(one for one in causes if not _is_parameter(one.place))]
+    at = causes.index(others[0])  # plain arguments of calls that ran before come first
+    return [*causes[:at], first, *(one for one in causes[at:] if not _is_parameter(one.place))]
 
 
 def _is_parameter(place: str) -> bool:
@@ -202,8 +208,10 @@ def _size_of(row: ResultRow) -> float:
     return math.inf if size is None or math.isnan(size) else size
 
 
-def _described(call: CallResult) -> str:
+def _described(comparison: Comparison, call: CallResult) -> str:
     """Return a few words on how much the results of a call are apart, and how much its inputs were."""
+    if (row := literal_of(call)) is not None:
+        return given_literal(comparison, call, row)
     if call.origin:
         return _came_in(call)
     if call.given_to:
@@ -232,6 +240,28 @@ def _gave(call: CallResult) -> str:
         return f"what it gave to {call.given_to} is NaN or Inf on one side only"
     own = f"its own inputs differ {_by(call.input_error)}" if call.input_error else "its own inputs do not differ"
     return f"what it gave to {call.given_to} is not the same (an argument, a type, a shape or bits), {own}"
+
+
+def literal_of(call: CallResult) -> ResultRow | None:
+    """Return the row of the plain argument (a number, a text) with which a difference began; None if it did not."""
+    row = next((row for row in call.rows if call.origin and row.target and row.target.place == call.origin), None)
+    return row if row is not None and row.target is not None and not row.target.is_tensor else None
+
+
+def given_literal(comparison: Comparison, call: CallResult, row: ResultRow) -> str:
+    """Return what `call` was given by the script on either side, at which place and in which line."""
+    ours, theirs = row.target, row.golden
+    assert ours is not None
+    assert theirs is not None
+    where = _line_of(called_in(comparison, call))
+    line = f", called in {where}" if where else ""
+    return f"was given {ours.max}, where the golden dump has {theirs.max} ({ours.place}){line}"
+
+
+def _line_of(frame: str) -> str:
+    """Return file and line, `train.py:18`, of a frame of a stack; "" if it has none."""
+    found = _FRAME.match(frame)
+    return f"{PurePath(found[1]).name}:{found[2]}" if found else ""
 
 
 def _came_in(call: CallResult) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
+from trainermon.analysis.compare.summary import given_literal, literal_of
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING, CallResult, ResultRow
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -97,6 +98,10 @@ _CLASSES = (
     ),
 )
 
+_LITERAL = (
+    "Compare that line on both sides, and the settings that it reads: no tensor that differed before explains another "
+    "argument."
+)
 _GAVE = (
     "The code around this call gave it something else, though it had been given the same itself. Compare that code on "
     "both sides, and the settings that it passes on (an epsilon, a mode, a scale)."
@@ -148,10 +153,18 @@ def _suspect(comparison: Comparison, call: CallResult) -> list[SuspectRow]:
     index = worst if worst is not None else next(iter(failing), None)
     if index is None:
         return []
+    literal = literal_of(call)
+    index = index if literal is None else call.rows.index(literal)
     row = call.rows[index]
     assert row.target is not None
     line = before + index + 1 + _HEADER_LINES
-    return [SuspectRow(line, f"{call.key}.{row.target.place}", tuple(_advice(call, row)))]
+    advice = _advice(call, row) if literal is None else _of_literal(comparison, call, literal)
+    return [SuspectRow(line, f"{call.key}.{row.target.place}", tuple(advice))]
+
+
+def _of_literal(comparison: Comparison, call: CallResult, row: ResultRow) -> Iterator[str]:
+    yield f"This call {given_literal(comparison, call, row)}."
+    yield _LITERAL
 
 
 def _given(comparison: Comparison, call: CallResult) -> list[SuspectRow]:
