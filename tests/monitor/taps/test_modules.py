@@ -246,3 +246,31 @@ def test_activations_and_their_gradients_live_no_longer_than_without_a_monitor(p
         return most
 
     assert most_alive(ACTIVATIONS | {"all_xy": True}) == most_alive(None)
+
+
+class Stale(nn.Module):
+    """Passes a view on whose history torch does not tell, as what it is a view of was written to since."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.same = nn.Linear(4, 4), nn.Identity()
+
+    def forward(self, x):
+        y = self.linear(x)
+        first, *_ = y.unbind(0)
+        y.mul_(2.0)
+        self.same(first)
+        return y
+
+
+def test_a_view_whose_history_is_lost_has_no_gradient_and_ends_nothing(places):
+    torch.manual_seed(0)
+    model, expected = nn.Sequential(Stale()), nn.Sequential(Stale())
+    expected.load_state_dict(model.state_dict())
+
+    assert train(model) == train(expected, None)
+
+    journal = RankJournal(only_spool(places[0]))
+    assert not [event for event in journal.events if event["type"] == "detached"]
+    assert "0.same.output.0" in journal.of(STEPS - 1, Kind.ACTV)
+    assert "0.same.output.0" not in journal.of(STEPS - 1, Kind.ACTV_GRAD)

@@ -182,7 +182,7 @@ class ModuleTaps:
                 seen.row = self._take(series, tensor)
             else:
                 self._collector.share(series, seen.row, tensor)
-        if self._backward and tensor.requires_grad and torch.is_grad_enabled():
+        if self._backward and tensor.requires_grad and torch.is_grad_enabled() and _may_be_hooked(tensor):
             if not seen.gradient_series:
                 hook = self._guard.wrap(self._gradient, seen.gradient_series)
                 if tensor.grad_fn is None:  # the hook of any other tensor goes with its graph
@@ -247,6 +247,15 @@ def _placement_of(tensor: Tensor) -> Placement | None:
     if any(type(length) is not int for length in shape):
         return None
     return Placement(dtype=str(tensor.dtype).removeprefix("torch."), shape=shape)
+
+
+def _may_be_hooked(tensor: Tensor) -> bool:
+    """Return whether torch tells the history of a tensor; not of one of several views of what was written to since."""
+    try:
+        tensor.grad_fn  # noqa: B018 - reading it is the question
+    except RuntimeError:
+        return False
+    return True
 
 
 def _find(memory: list[_SeenTensor], tensor: Tensor) -> _SeenTensor | None:
