@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -340,3 +341,18 @@ def arrays_of(watcher: SpikeWatcher) -> list[np.ndarray]:
     memory = watcher._memory()
     kept = [getattr(memory, field.name) for field in dataclasses.fields(memory)]
     return [value for value in (*kept, watcher._misses.trend, watcher._outside) if isinstance(value, np.ndarray)]
+
+
+def test_a_copy_learns_for_itself() -> None:
+    series = Series(spike())
+    for value in steady(40):
+        series.feed(value)
+    other = copy.deepcopy(series)
+    before = series.state()
+
+    for value in steady(10, seed=1):
+        other.feed(value)
+    assert series.state() == before
+    for value in steady(10, seed=1):
+        series.feed(value)
+    assert series.state() == other.state()

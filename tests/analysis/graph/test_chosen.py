@@ -95,6 +95,7 @@ def test_elements_that_are_not_finite_are_counted(tmp_path: Path, capsys: Any) -
     torch.log(given)  # one NaN, two Infs
     debugger.stop()
     debugger.step()
+    debugger.close()
 
     assert main(["graph", str(tmp_path), "--node", "Torch.log.0.forward"]) == 0
     lines = capsys.readouterr().out.splitlines()

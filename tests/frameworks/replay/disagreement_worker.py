@@ -39,7 +39,7 @@ def small_memory(self):
 
 
 def at_fault_step(self, _series):
-    return self._step == FAULT_STEP
+    return self._taken.step == FAULT_STEP
 
 
 NONE = Fault(kind="none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from trainermon.alerts.conditions.condition import (
@@ -61,6 +63,13 @@ class SpikeWatcher(ConditionWatcher):
         self._misses.grow(size)
         self._outside = grown(self._outside, size, 0)
         self._first.grow(size)
+        self._compiled = compiled_spikes(self._memory())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": None}  # a copy has arrays of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self._compiled = compiled_spikes(self._memory())
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
