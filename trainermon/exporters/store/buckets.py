@@ -282,7 +282,7 @@ def find_bucket_run(address: str) -> BucketPath:
         raise QueryError(f"{address} is read by another package: `pip install {package}` ({error})") from error
     except ValueError as error:
         raise QueryError(f"{address}: {error}; expected an address of fsspec such as s3://bucket/run") from error
-    except Exception as error:  # some connect at once
+    except Exception as error:  # clients that connect when they are made, each with errors of its own
         raise _refused(address, error) from error
     try:
         source.invalidate_cache()

@@ -182,16 +182,28 @@ class ModuleTaps:
                 seen.row = self._take(series, tensor)
             else:
                 self._collector.share(series, seen.row, tensor)
-        if self._backward and tensor.requires_grad and torch.is_grad_enabled() and _may_be_hooked(tensor):
-            if not seen.gradient_series:
-                hook = self._guard.wrap(self._gradient, seen.gradient_series)
-                if tensor.grad_fn is None:  # the hook of any other tensor goes with its graph
-                    handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-                    self._keep_until_backward(watched.module.stage, handle, recomputing=recomputing)
-                else:
-                    hook_gradient(tensor, hook)
+        if not (self._backward and tensor.requires_grad and torch.is_grad_enabled()):
+            return
+        if seen.gradient_series or self._hook(watched, tensor, seen.gradient_series, recomputing=recomputing):
             number = self._number(watched, Kind.ACTV_GRAD, (side, path, call), tensor, recomputing=recomputing)
             seen.gradient_series.append(number)
+
+    def _hook(self, watched: _TappedModule, tensor: Tensor, series: list[int], *, recomputing: bool) -> bool:
+        """Have the gradient of a tensor recorded as `series`; False if torch does not tell the tensor's history.
+
+        It does not of one of several views of what was written to since.
+        """
+        try:
+            is_leaf = tensor.grad_fn is None
+        except RuntimeError:
+            return False
+        hook = self._guard.wrap(self._gradient, series)
+        if is_leaf:  # the hook of any other tensor goes with its graph
+            handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            self._keep_until_backward(watched.module.stage, handle, recomputing=recomputing)
+        else:
+            hook_gradient(tensor, hook)
+        return True
 
     def _keep_until_backward(self, stage: int, handle: RemovableHandle, *, recomputing: bool) -> None:
         """Have the hook taken away when the backward of the micro step that runs has ended."""
@@ -247,15 +259,6 @@ def _placement_of(tensor: Tensor) -> Placement | None:
     if any(type(length) is not int for length in shape):
         return None
     return Placement(dtype=str(tensor.dtype).removeprefix("torch."), shape=shape)
-
-
-def _may_be_hooked(tensor: Tensor) -> bool:
-    """Return whether torch tells the history of a tensor; not of one of several views of what was written to since."""
-    try:
-        tensor.grad_fn  # noqa: B018 - reading it is the question
-    except RuntimeError:
-        return False
-    return True
 
 
 def _find(memory: list[_SeenTensor], tensor: Tensor) -> _SeenTensor | None:
