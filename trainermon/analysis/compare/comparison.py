@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from trainermon.analysis.compare.items import DumpRows, read_rows
-from trainermon.analysis.compare.judge import CallJudge, CallNesting
+from trainermon.analysis.compare.judge import CallJudge, JudgedDumps
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.merging.joining import join_sides
@@ -184,7 +184,11 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
     measure = _measure(target, golden, mode, threads)
     calls = CallJudge(
         match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings, matched=matched),
-        nesting=CallNesting(target.parents, is_same=not (target.scoped or golden.scoped)),
+        dumps=JudgedDumps(
+            target.parents,
+            is_same=not (target.scoped or golden.scoped),
+            find_nan=partial(_first_nan, target.directory),
+        ),
         measure=partial(_reported, measure, report),
         baseline=_baseline(pair, options, mode, threads),
         safety=_SAFETY[mode],
@@ -200,6 +204,21 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         members=members,
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
+
+
+def _first_nan(directory: Path) -> str:
+    """Return the key of the call in which the first value of a dump arose that is not finite.
+
+    "" if none did, or the folder holds no dump of one rank.
+    """
+    from trainermon.analysis.diagnosis.origin import find_origin  # brings all that a diagnosis needs
+    from trainermon.dump.files.reader import read_dump
+
+    try:
+        origin = find_origin(read_dump(directory))
+    except DumpError:
+        return ""
+    return origin.key if origin is not None else ""
 
 
 def _mode(target: DumpRows, golden: DumpRows, wanted: Mode | None) -> Mode:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import TensorSize, condition, overwrites, roundoff, size_of, sums_up
+from trainermon.analysis.compare.noise import TensorSize, condition, overwrites, roundoff, roundoff_of, size_of, sums_up
 from trainermon.analysis.compare.verdicts import Compared, worst
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -89,13 +89,29 @@ class CallFacts:
     is_mispaired: bool = False
 
 
-class SharedGradients:
-    """Finds, on both sides, all backward calls that contribute to one gradient, which is the sum of their results."""
+def above(key: str, parents: Mapping[str, str]) -> Iterator[str]:
+    """Yield the keys of the calls around the call `key`, innermost first.
 
-    def __init__(self) -> None:
+    `parents` has the key of the enclosing call, by the call's key.
+    """
+    around = parents.get(key)
+    while around is not None:
+        yield around
+        around = parents.get(around)
+
+
+class SharedGradients:
+    """Finds, on both sides, all backward calls that contribute to one gradient, which is the sum of their results.
+
+    `parents` has the key of the enclosing call, by the call's key. A module and a call within it that return the same
+    gradient contribute once.
+    """
+
+    def __init__(self, parents: Mapping[str, str]) -> None:
+        self._parents = parents
         self._consumers: dict[Value | None, list[str]] = defaultdict(list)
         self._handed: dict[Value | None, list[str]] = defaultdict(list)
-        self._theirs: Counter[Value | None] = Counter()
+        self._theirs: dict[Value | None, list[str]] = defaultdict(list)
 
     def add(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
         """Register that `item` is a result of the target's backward call `key`.
@@ -104,9 +120,9 @@ class SharedGradients:
         """
         (self._handed if is_handed else self._consumers)[value_of(item)].append(key)
 
-    def add_theirs(self, item: DumpRow) -> None:
-        """Register that `item` is a result, not merely passed on, of a backward call in the golden dump."""
-        self._theirs[value_of(item)] += 1
+    def add_theirs(self, key: str, item: DumpRow) -> None:
+        """Register that `item` is a result, not merely passed on, of the golden partner of the backward call `key`."""
+        self._theirs[value_of(item)].append(key)
 
     def consumers(self, item: DumpRow) -> Sequence[str]:
         """Return the keys of the backward calls that have the gradient `item` among their results.
@@ -124,7 +140,17 @@ class SharedGradients:
     def num_consumers(self, error: TensorError) -> tuple[int, int]:
         """Return of how many backward calls the gradient is a result: (in the target, in the golden dump)."""
         ours, theirs = value_of(error.item), value_of(error.golden)
-        return (len(self._consumers.get(ours, ())) if ours else 1), (self._theirs[theirs] if theirs else 1)
+        return (
+            self._num_outermost(self._consumers.get(ours, ())) if ours else 1,
+            self._num_outermost(self._theirs.get(theirs, ())) if theirs else 1,
+        )
+
+    def _num_outermost(self, keys: Sequence[str]) -> int:
+        """Return how many of the calls `keys` are within none of the others."""
+        if len(keys) < 2:
+            return len(keys)
+        others = frozenset(keys)
+        return sum(others.isdisjoint(above(key, self._parents)) for key in keys)
 
 
 class CallFlow:
@@ -136,6 +162,7 @@ class CallFlow:
         facts: Of every call that both sides made.
         inner: How many calls of its direction were compared within each call, at any depth.
         unit: The coarsest unit roundoff (half the distance from 1 to the next number) within each call.
+        carried: The coarsest of what each call was given came through: a cast is not dumped. Only where it is coarser.
         around: The innermost compared call around each call; None at the top.
     """
 
@@ -145,14 +172,17 @@ class CallFlow:
         self.facts: dict[str, CallFacts] = {}
         self.inner: Counter[str] = Counter()
         self.unit: dict[str, float] = {}
+        self.carried: dict[str, float] = {}
         self.around: dict[str, str | None] = {}
         self._parents = parents
         self._forward: dict[tuple[str, int], float] = {}
         self._gradients: dict[str, float] = {}
+        self._reshaped: set[str] = set()
         self._made: dict[str, int] = {}
         self._given: defaultdict[tuple[str, str], TensorSize] = defaultdict(TensorSize)
         self._worst_forward = 0.0
-        self._shared = SharedGradients()
+        self._dtypes: set[str | None] = set()
+        self._shared = SharedGradients(parents)
         both = [(pair, rows) for pair, rows in zip(pairs, compared, strict=True) if pair.target and pair.golden]
         for pair, rows in both:
             assert pair.target
@@ -160,9 +190,16 @@ class CallFlow:
         for pair, _ in both:
             assert pair.target
             self._nest(pair.target)
+        if len({unit for dtype in self._dtypes if (unit := roundoff_of(dtype))}) > 1:
+            self._carry(both)
 
     def forward_error(self, call: DumpCall) -> float:
-        """Return the largest relative difference in the forward of the backward `call`, and in all calls within it."""
+        """Return the largest relative difference in the forward of the backward `call`, and in all calls within it.
+
+        Infinite if its forward took other shapes on either side, or was not dumped and any did.
+        """
+        if _operation(call) in self._reshaped or (self._reshaped and call.name not in self._made):
+            return math.inf
         return self._forward.get((call.name, call.number), 0.0)
 
     def forward_of(self, key: str | None) -> float:
@@ -254,10 +291,7 @@ class CallFlow:
 
     def above(self, key: str) -> Iterator[str]:
         """Yield the keys of the calls around the call `key`, innermost first."""
-        above = self._parents.get(key)
-        while above is not None:
-            yield above
-            above = self._parents.get(above)
+        return above(key, self._parents)
 
     def _facts(self, call: DumpCall, rows: list[Compared]) -> CallFacts:
         facts = CallFacts()
@@ -273,7 +307,9 @@ class CallFlow:
             if ours.state == OUTPUT and is_gradient:
                 self._shared.add(call.key, ours, is_handed=value_of(ours) in passed)
             if ours.state == OUTPUT and is_gradient and value_of(theirs) not in their_passed:
-                self._shared.add_theirs(theirs)
+                self._shared.add_theirs(call.key, theirs)
+            self._dtypes.add(ours.dtype)
+            self._dtypes.add(theirs.dtype)
             size = difference.relative
             if not size or not is_comparable(ours, theirs) or overwrites(call, ours.place):
                 continue
@@ -283,6 +319,8 @@ class CallFlow:
             elif ours.state != OUTPUT:
                 facts.given.append(TensorError(ours, theirs, size))
                 facts.before = worst(facts.before, size)
+        if facts.given and facts.made:
+            facts.made = [error for error in facts.made if not _is_handed_on(error, facts.given)]
         return facts
 
     def _nest(self, call: DumpCall) -> None:
@@ -295,6 +333,8 @@ class CallFlow:
             self._given[call.direction, _operation(call)] = together
         error = 0.0 if facts.is_mispaired else worst(facts.before, facts.after)
         is_forward = call.direction == FORWARD
+        if is_forward and facts.is_mispaired:
+            self._reshaped.add(_operation(call))
         if is_forward:
             self._note_forward(call.name, call.number, error)
             self._worst_forward = worst(self._worst_forward, error)
@@ -312,6 +352,25 @@ class CallFlow:
                 self._note_within(key, error)
         self.around[call.key] = around
 
+    def _carry(self, both: Sequence[tuple[CallPair, list[Compared]]]) -> None:
+        """Note by what unit roundoff each call's values may be off because of the types that they came through."""
+        of_value: dict[Value | None, float] = {}
+        of_operation: dict[str, float] = {}
+        for pair, _ in both:
+            call, golden = pair.target, pair.golden
+            assert call
+            assert golden
+            unit = max(self.unit[call.key], roundoff(golden.items), self.carried.get(call.key, 0.0))
+            unit = max([unit, *(of_value.get(_extrema(item), 0.0) for item in call.items if item.state != OUTPUT)])
+            place = _operation(call)
+            unit = max(unit, of_operation.get(place, 0.0)) if call.direction != FORWARD else unit
+            of_operation[place] = max(unit, of_operation.get(place, 0.0))
+            for extrema in (_extrema(item) for item in call.items if item.state == OUTPUT):
+                if extrema is not None:
+                    of_value[extrema] = max(unit, of_value.get(extrema, 0.0))
+            for key in (call.key, *self.above(call.key)):
+                self.carried[key] = max(unit, self.carried.get(key, 0.0))
+
     def _note_within(self, key: str, error: float) -> None:
         name, family, _, number = split_key(key)
         self._note_forward(f"{name}.{family}", number, error)
@@ -319,6 +378,26 @@ class CallFlow:
     def _note_forward(self, name: str, number: int, error: float) -> None:
         place = name, number
         self._forward[place] = worst(self._forward.get(place, 0.0), error)
+
+
+def _extrema(item: DumpRow) -> Value | None:
+    """Return what a cast to a finer type leaves as it is; the norm's last digit may change. None where ambiguous."""
+    value = value_of(item)
+    return value[:2] if value is not None and item.max is not None else None
+
+
+def _is_handed_on(made: TensorError, given: Sequence[TensorError]) -> bool:
+    """Return whether a result is what the call was given, as dropout returns it in evaluation, on both sides.
+
+    The same elements in another order have the same statistics, but not the same difference.
+    """
+    value, golden = value_of(made.item), value_of(made.golden)
+    return value is not None and any(
+        value_of(each.item) == value
+        and value_of(each.golden) == golden
+        and math.isclose(each.size, made.size, rel_tol=1e-6)
+        for each in given
+    )
 
 
 def _operation(call: DumpCall) -> str:

@@ -9,7 +9,7 @@ where a difference began.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,13 +25,14 @@ from trainermon.analysis.compare.noise import (
     flips,
     gap_growth,
     growth,
-    is_sparse,
     is_trivial,
     least_rounding,
+    makes_weight_gradient,
     rounding,
     roundoff,
     takes_weight,
 )
+from trainermon.analysis.compare.premises import has_nan_backward, has_other_input, other_weights
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     PASS,
@@ -67,16 +68,18 @@ _HIDDEN = 2.0
 """How many times the error that statistics showed of a value earlier on is expected where they show less of it."""
 
 
-class CallNesting(NamedTuple):
-    """Which call runs inside which, when the calls of two dumps are judged.
+class JudgedDumps(NamedTuple):
+    """What is known of two dumps besides their calls.
 
     Attributes:
         parents: Key of the enclosing call, by the call's key.
         is_same: Whether a call gives those within it the same tensor on both sides.
+        find_nan: Returns the key of the call in which the target's first value that is not finite arose; "": none.
     """
 
     parents: Mapping[str, str]
     is_same: bool = True
+    find_nan: Callable[[], str] = str
 
 
 @dataclass(slots=True)
@@ -112,7 +115,7 @@ class CallJudge:
 
     Args:
         pairs: The calls, in the order in which they ran.
-        nesting: Which call runs inside which.
+        dumps: What is known of the two dumps besides their calls.
         measure: Returns how far the two tensors of each row are apart.
         baseline: By a row's name, how far two runs of the same side were apart: noise that no model knows.
         safety: How many times what rounding and the inputs explain still passes; 0 allows for no rounding either: equal
@@ -123,7 +126,7 @@ class CallJudge:
         self,
         pairs: Iterable[CallPair],
         *,
-        nesting: CallNesting,
+        dumps: JudgedDumps,
         measure: Measure,
         baseline: Mapping[str, float] | None = None,
         safety: float = SAFETY,
@@ -131,12 +134,16 @@ class CallJudge:
         self._pairs = list(pairs)
         self._baseline = baseline or {}
         self._safety = safety
-        self._sees_gaps = nesting.is_same
+        self._sees_gaps = dumps.is_same
         self._compared = _measured(self._pairs, measure)
-        self._flow = CallFlow(self._pairs, self._compared, nesting.parents)
+        self._flow = CallFlow(self._pairs, self._compared, dumps.parents)
         self._finder = LiteralFinder(self._flow)
         self._seen = SeenErrors()
-        self._is_elsewhere = self._has_other_input()  # statistics tell little of what becomes of that
+        self._is_elsewhere = bool(safety) and has_other_input(self._pairs, self._flow, self._floor)
+        self._other_weights = (
+            other_weights(self._pairs, self._flow, self._weight_limit) if safety >= SAFETY else frozenset()
+        )
+        self._nan = dumps.find_nan() if has_nan_backward(self._flow) else ""
         self._gaps: dict[str, tuple[str, float]] = {}
         self._blamed_within: set[str] = set()
 
@@ -173,38 +180,6 @@ class CallJudge:
             origin=judged.origins[0] if judged.origins else "",
             given_to=judged.given_to,
         )
-
-    def _has_other_input(self) -> bool:
-        """Return whether the model was given another input: a call was, before any call made something else.
-
-        That is other indices; or the very first difference is one of few elements of an input. It is little in the
-        statistics of many, and becomes a lot where others cancel.
-        """
-        is_first = True
-        for pair in self._pairs:
-            facts = self._flow.facts.get(pair.target.key) if pair.target and pair.golden else None
-            if facts is None or not (facts.given or facts.made):
-                continue
-            assert pair.target
-            assert pair.golden
-            floor = self._floor(pair.target, pair.golden)
-            if any(math.isinf(error.size) for error in facts.given if error.item.is_tensor):
-                return bool(self._safety)
-            if is_first and any(is_sparse(*error[:2]) and self._is_input(pair.target, error) for error in facts.given):
-                return bool(self._safety)
-            is_first = False
-            if facts.after > floor or facts.before > floor:
-                return False
-        return False
-
-    def _is_input(self, call: DumpCall, error: TensorError) -> bool:
-        """Return whether a tensor is what the outermost calls are given: no call made it, and it takes no gradient."""
-        if error.item.requires_grad is not False or takes_weight(call, error.item.place):
-            return False
-        value = value_of(error.item)
-        made = any(value_of(each.item) == value for facts in self._flow.facts.values() for each in facts.made)
-        outermost = (facts for key, facts in self._flow.facts.items() if self._flow.around[key] is None)
-        return not made and any(value_of(each.item) == value for facts in outermost for each in facts.given)
 
     def _equal(self, call: DumpCall) -> JudgedCall:
         """Return what is known of a call of which nothing differs, though it may have given something else within."""
@@ -276,7 +251,8 @@ class CallJudge:
         """Return by how much a row may differ that nobody is blamed for, and still is rounding: several operations'."""
         if not self._safety:
             return 0.0
-        return SAFETY * rounding(call, self._flow.inner[call.key], max(roundoff(call.items), roundoff(golden.items)))
+        unit = max(roundoff(call.items), roundoff(golden.items), self._flow.carried.get(call.key, 0.0))
+        return SAFETY * rounding(call, self._flow.inner[call.key], unit)
 
     def _earlier(self, call: DumpCall, made: list[TensorError]) -> float:
         """Return the error of what a backward also depends on: its forward, and what else makes the same gradient."""
@@ -300,7 +276,8 @@ class CallJudge:
             return math.inf if before else 0.0
         if not before:
             return floor + 2 * self._own_noise(call, golden)
-        if not math.isfinite(before) or (self._is_elsewhere and self._safety >= SAFETY):
+        is_hidden = self._safety >= SAFETY and (self._is_elsewhere or self._takes_other_weight(call))
+        if is_hidden or not math.isfinite(before):
             return math.inf  # a NaN or Inf on one side can become any number, as in tanh; and so can another index
         inner = self._flow.inner[call.key]
         slope = growth(call, inner)
@@ -313,6 +290,11 @@ class CallJudge:
         if call.direction != FORWARD:
             kinks += cancelled(call, max(self._flow.unit[call.key], roundoff(golden.items)), self._flow.spread(call))
         return seen + kinks + floor + 2 * self._own_noise(call, golden)
+
+    def _takes_other_weight(self, call: DumpCall) -> bool:
+        """Return whether a call was given a parameter that differs by more than rounding."""
+        given = self._flow.facts[call.key].given if self._other_weights else ()
+        return any(value_of(error.item) in self._other_weights for error in given)
 
     def _flips(self, call: DumpCall) -> float:
         return flips(call, self._flow.inner[call.key], self._flow.forward_error(call))
@@ -330,10 +312,8 @@ class CallJudge:
         return max((self._seen.known.get(value, had) for value in given if value is not None), default=0.0)
 
     def _is_unexplained(self, call: DumpCall, error: TensorError, before: float, expected: float) -> bool:
-        if math.isnan(error.size):
-            return math.isfinite(before)  # other indices and masks, as well as NaN, may put a NaN or Inf elsewhere
-        if math.isinf(error.size):  # an index, or bits of which no more is known
-            return not before
+        if not math.isfinite(error.size):
+            return self._is_first(call, error, before)
         if error.size <= expected or error.size <= expected * self._flow.condition(call, error):
             return False
         value = value_of(error.item)
@@ -344,10 +324,16 @@ class CallJudge:
             return False  # a call within this one is judged for it: a backward may be complete before those within it
         return not (is_trivial(call) and any(key != call.key for key in others))
 
+    def _is_first(self, call: DumpCall, error: TensorError, before: float) -> bool:
+        """Return whether a NaN or Inf of one side, another index, or bits of which no more is known began in a call."""
+        if math.isnan(error.size):  # other indices and masks, as well as NaN, may put a NaN or Inf elsewhere
+            return call.key == self._nan if self._nan else math.isfinite(before)
+        return not before and not (self._safety >= SAFETY and self._around(call))  # statistics hide other indices
+
     def _apart(self, call: DumpCall, facts: CallFacts) -> dict[str, str]:
         """Return, by place, why a gradient is not the same thing on both sides: they are sums over other calls."""
         found = {}
-        for error in facts.made if call.direction == BACKWARD else ():
+        for error in facts.made if call.direction == BACKWARD and call.key != self._nan else ():
             ours, theirs = self._flow.num_consumers(error)
             if ours and theirs and ours != theirs:
                 found[error.item.place] = (
@@ -366,6 +352,9 @@ class CallJudge:
         for error in facts.given:
             if error in literals or error.item.dtype is None or error.golden.dtype is None:
                 continue
+            if math.isnan(error.size) and self._nan:
+                found += [error.item.place] if call.key == self._nan else []
+                continue
             value = value_of(error.item)
             if (value is not None and value in self._seen.known) or error.size <= self._limit(
                 call, golden, error, floor
@@ -376,7 +365,7 @@ class CallJudge:
                 continue
             if value is not None:
                 self._seen.known[value] = error.size
-            if is_weight or (around is None and error.item.requires_grad):
+            if is_weight or (around is None and (error.item.requires_grad or call.direction == BACKWARD)):
                 found.append(error.item.place)
             elif around is not None and around not in self._gaps and self._sees_gaps:
                 self._gaps[around] = call.key, error.size
@@ -399,6 +388,9 @@ class CallJudge:
 
     def _limit(self, call: DumpCall, golden: DumpCall, error: TensorError, floor: float) -> float:
         return max(floor, 2 * self._noise(call, golden, error.item, error.golden), cast_roundoff(*error[:2]))
+
+    def _weight_limit(self, call: DumpCall, golden: DumpCall, error: TensorError) -> float:
+        return self._limit(call, golden, error, self._floor(call, golden))
 
     def _is_made(self, call: DumpCall, error: TensorError, floor: float) -> bool:
         """Return whether an input may come of what the call around this one had at that time."""
@@ -440,7 +432,8 @@ class CallJudge:
                 if self._safety >= SAFETY and call.direction == BACKWARD:  # each is there or not: few show it
                     carried = worst(carried, self._flips(call) / 2)
                 self._seen.known[value] = worst(self._seen.known.get(value, 0.0), worst(error.size, carried))
-            self._seen.add_available(around, error.size)
+            if not makes_weight_gradient(call, error.item.place):  # which no other call takes
+                self._seen.add_available(around, error.size)
             place = self._outermost(call) if around is None else (around, 0)
             self._seen.hiding[place] = worst(self._seen.hiding.get(place, 0.0), error.size)
         if call.direction == BACKWARD:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow
-from trainermon.dump.files.records import FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 ROUNDOFF = {
     "float64": 2.0**-53,
@@ -143,6 +143,21 @@ def roundoff(items: Iterable[DumpRow]) -> float:
     0 if none is floating.
     """
     return max([_BY_DTYPE.get(item.dtype or "", 0.0) for item in items if item.is_tensor], default=0.0)
+
+
+def roundoff_of(dtype: str | None) -> float:
+    """Return the unit roundoff of a type as dumps name it (`torch.float32`); 0 if it is not floating, or None."""
+    return _BY_DTYPE.get(dtype or "", 0.0)
+
+
+def is_product(call: DumpCall) -> bool:
+    """Return whether a call multiplies matrices or convolves: what the precision of a run is set for."""
+    return call.name in _LINEAR or (call.family == MODULE and call.name.endswith(_LINEAR_MODULES))
+
+
+def makes_weight_gradient(call: DumpCall, place: str) -> bool:
+    """Return whether the result at `place` of a function's backward is the gradient of its weight or bias."""
+    return call.direction == BACKWARD and call.name in _WEIGHTED and place != "output.0"
 
 
 def rounding(call: DumpCall, inner: int, unit: float) -> float:

@@ -1,0 +1,76 @@
+"""What holds for a whole pair of dumps, found before any call is judged: other inputs, weights, a NaN backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from trainermon.analysis.compare.flow import CallFlow, TensorError, Value, value_of
+from trainermon.analysis.compare.items import PARAMETERS, DumpCall
+from trainermon.analysis.compare.matching import CallPair
+from trainermon.analysis.compare.noise import is_sparse, takes_weight
+from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.records import FORWARD
+
+
+def has_other_input(pairs: Sequence[CallPair], flow: CallFlow, floor_of: Callable[[DumpCall, DumpCall], float]) -> bool:
+    """Return whether the model was given another input: a call was, before any call made something else.
+
+    That is other indices; or the very first difference is one of few elements of an input. It is little in the
+    statistics of many, and becomes a lot where others cancel. `floor_of` returns by how much two calls may differ.
+    """
+    is_first = True
+    for pair in pairs:
+        facts = flow.facts.get(pair.target.key) if pair.target and pair.golden else None
+        if facts is None or not (facts.given or facts.made):
+            continue
+        assert pair.target
+        assert pair.golden
+        if any(math.isinf(error.size) for error in facts.given if error.item.is_tensor):
+            return True
+        if is_first and any(is_sparse(*error[:2]) and _is_input(pair.target, error, flow) for error in facts.given):
+            return True
+        is_first = False
+        floor = floor_of(pair.target, pair.golden)
+        if facts.after > floor or facts.before > floor:
+            return False
+    return False
+
+
+def other_weights(
+    pairs: Sequence[CallPair],
+    flow: CallFlow,
+    limit_of: Callable[[DumpCall, DumpCall, TensorError], float],
+) -> frozenset[Value]:
+    """Return the values of parameters that differ by more than `limit_of` allows: by more than rounding.
+
+    Of a weight that was replaced or whose elements stand in another order, statistics show a part only.
+    """
+    found = set()
+    for pair in pairs:
+        facts = flow.facts.get(pair.target.key) if pair.target and pair.golden else None
+        for error in facts.given if facts is not None else ():
+            assert pair.target
+            assert pair.golden
+            if error.item.state != PARAMETERS and not takes_weight(pair.target, error.item.place):
+                continue
+            value = value_of(error.item)
+            if value is not None and error.size > limit_of(pair.target, pair.golden, error):
+                found.add(value)
+    return frozenset(found)
+
+
+def has_nan_backward(flow: CallFlow) -> bool:
+    """Return whether backwards of one side alone have NaN or Inf, and no forward has."""
+    bad = [key for key, facts in flow.facts.items() if math.isnan(facts.before) or math.isnan(facts.after)]
+    return bool(bad) and not any(split_key(key)[2] == FORWARD for key in bad)
+
+
+def _is_input(call: DumpCall, error: TensorError, flow: CallFlow) -> bool:
+    """Return whether a tensor is what the outermost calls are given: no call made it, and it takes no gradient."""
+    if error.item.requires_grad is not False or takes_weight(call, error.item.place):
+        return False
+    value = value_of(error.item)
+    made = any(value_of(each.item) == value for facts in flow.facts.values() for each in facts.made)
+    outermost = (facts for key, facts in flow.facts.items() if flow.around[key] is None)
+    return not made and any(value_of(each.item) == value for facts in outermost for each in facts.given)
