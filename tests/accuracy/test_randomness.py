@@ -1,5 +1,7 @@
 """Random calls: sound ones are let pass, and draws from elsewhere, or kept elements off by a factor, are found."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -56,6 +58,29 @@ def test_a_wrong_dropout_is_found(taken, make, reason):
 
     assert status is Status.ERROR
     assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-4])
+def test_small_numbers_in_16_bits_without_their_scale_are_found(taken, size):
+    taken = (taken * size).half()
+
+    status, reason = judged("dropout", [taken], {"p": 0.5}, taken * (torch.rand(taken.shape) > 0.5))
+
+    assert (status, reason) == (Status.ERROR, "what it kept is not what it took, scaled")
+
+
+@pytest.mark.parametrize(("name", "shape"), [("dropout1d", (40, 64)), ("dropout3d", (200, 2, 3, 4))])
+def test_channels_without_a_batch_are_dropped_as_a_whole(name, shape):
+    taken = torch.randn(shape)
+
+    assert judged(name, [taken, 0.3], {}, getattr(functional, name)(taken, 0.3)) == (Status.PASS, "")
+
+
+def test_infinite_and_overflowing_numbers_are_kept_as_they_are():
+    taken = torch.tensor([math.inf, -math.inf, 60000.0, 1.0] * 50).half()
+    result = torch.where(torch.arange(200) % 2 == 0, functional.dropout(taken, 0.0) * 2, 0.0).half()
+
+    assert judged("dropout", [taken], {"p": 0.5}, result)[1] != "what it kept is not what it took, scaled"
 
 
 def test_a_dropout_that_drops_nothing_is_judged_bit_for_bit(taken):

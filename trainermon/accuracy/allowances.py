@@ -23,6 +23,7 @@ class Allowance(NamedTuple):
         usual: With it the floor is no more than this times the change that three quarters of the elements stay below:
             of results of very different sizes the largest says nothing of the others.
         inputs: Of the magnitude of the first input, element by element: for functions that multiply it by what cancels.
+            Without inputs, of the largest result: for series of which each element is the first and so many steps.
         tails: Of the magnitude of the first input times the smallest normal number of the computation, element by
             element: for functions that divide it by what overflows.
         ones: Of 1: for functions with numbers about 1 on the way to the result; of gradients, of the result's gradient.
@@ -92,6 +93,10 @@ BY_NAME: Mapping[str, Allowance] = MappingProxyType(
         "mish": Allowance(ulps=4.0, probes=4.0, tails=1.0),
         # some kernels take it from one, whatever is left
         "erf": Allowance(ulps=4.0, probes=4.0, ones=2.0),
+        # the first, and so many steps of a size that is rounded
+        "linspace": Allowance(ulps=4.0, probes=4.0, inputs=2.0),
+        "arange": Allowance(ulps=0.5, probes=2.0, inputs=2.0),
+        "range": Allowance(ulps=0.5, probes=2.0, inputs=2.0),
         # the hyperbolic tangent is taken from the input, which it nearly equals
         "tanhshrink": Allowance(ulps=4.0, probes=4.0, inputs=4.0),
     }

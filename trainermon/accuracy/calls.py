@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,6 +50,10 @@ class RepeatableCall:
     def __init__(self, called: OperationCall, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
         self._function, self._args, self._kwargs = _portable(called.function, tuple(called.args), dict(called.kwargs))
+        # Without tensors and type it makes numbers of torch's default type.
+        self._is_factory = not called.tensors and called.kwargs.get("dtype") is None
+        if self._is_factory:
+            self._kwargs.pop("dtype", None)
 
     def run(self, dtype: torch.dtype | None, change: Callable[[Any], Any] | None = None) -> list[Tensor]:
         """Return every tensor of the result, in order.
@@ -67,6 +72,9 @@ class RepeatableCall:
         args, kwargs = mapped(given, self._args), mapped(given, self._kwargs)
         with torch.no_grad(), torch._C.DisableTorchFunction():
             result = self._function(*args, **kwargs)
+            if dtype is not None and self._is_factory and isinstance(result, Tensor) and result.is_floating_point():
+                with contextlib.suppress(TypeError):  # it takes no type
+                    result = self._function(*args, **kwargs, dtype=dtype)
         if result is NotImplemented:
             raise TypeError("the operation does not take these arguments")
         leaves = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
@@ -83,6 +91,34 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     if kind is dict:
         return {key: mapped(change, item) for key, item in value.items()}
     return pytree.tree_map(change, value) if isinstance(value, tuple | list | dict) else change(value)
+
+
+def written_by(call: OperationCall) -> list[Tensor]:
+    """Return the dense arguments that a call writes to and does not return, as it leaves them: running statistics.
+
+    Runs the call once, on copies of its arguments; raises whatever it raises.
+    """
+    given = mapped(lambda value: cast(value, None), [list(call.args), dict(call.kwargs)])
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        made = call.function(*given[0], **given[1])
+    returned = {one.untyped_storage().data_ptr() for one in pytree.tree_leaves(made) if _is_dense(one)}
+    pairs = zip(pytree.tree_leaves([list(call.args), dict(call.kwargs)]), pytree.tree_leaves(given), strict=True)
+    return [
+        now
+        for before, now in pairs
+        if _is_dense(now)
+        and now.untyped_storage().data_ptr() not in returned
+        and bool((_finite_bits(before) != _finite_bits(now)).any())
+    ]
+
+
+def _finite_bits(value: Tensor) -> Tensor:
+    """Return a tensor in which a NaN equals a NaN."""
+    return plain(value).nan_to_num(nan=0.125) if value.is_floating_point() else plain(value)
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from trainermon.accuracy.calls import OperationCall, plain
-from trainermon.accuracy.reference import unit_roundoff
+from trainermon.accuracy.reference import smallest_number, unit_roundoff
 
 _SIGMAS = 5.0
 _NO_CHANCE = math.log(1e-12)
 # What the statistic of Kolmogorov and Smirnov times the root of the number exceeds with the probability of five sigmas.
 _DISTANCE = 2.75
 _DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_dropout": 2}
+_UNBATCHED = {"dropout1d": 2, "dropout3d": 4}
 # By operation the places of the share that is dropped and of whether it is training, with what they are by default.
 _INNER: Mapping[str, tuple[int, str, int | None, str]] = {
     "scaled_dot_product_attention": (4, "dropout_p", None, ""),
@@ -82,7 +83,7 @@ def dropped_elements(name: str, call: OperationCall, given: Any) -> DroppedEleme
         return None
     if given.shape != dropout.taken.shape:
         return None
-    return DroppedElements(plain(given) != 0, (dropout.taken != 0) & dropout.taken.isfinite(), dropout.share)
+    return DroppedElements(plain(given) != 0, _shows(dropout.taken, given.dtype), dropout.share)
 
 
 def odds_against(name: str, call: OperationCall, given: Tensor) -> str | None:
@@ -90,7 +91,7 @@ def odds_against(name: str, call: OperationCall, given: Tensor) -> str | None:
     given = plain(given)
     dropout = _dropout_of(name, call)
     if dropout is not None:
-        return _wrong_dropout(dropout, given, _DROPOUTS[_last(name)])
+        return _wrong_dropout(dropout, given, _dims_of_draw(_last(name), given.dim()))
     distribution = _cumulated(_last(name), call, given)
     if distribution is None:
         return None
@@ -100,13 +101,13 @@ def odds_against(name: str, call: OperationCall, given: Tensor) -> str | None:
 def determined(name: str, call: OperationCall, given: Any, gradient: Tensor | None) -> OperationCall | None:
     """Return a call that is no dropout, and keeps what a dropout was seen to keep; None if that is not known.
 
-    Where the argument is zero, whether it was kept shows in its `gradient` alone.
+    Where the argument is zero or nearly, whether it was kept shows in its `gradient` alone.
     """
     dropout = _dropout_of(name, call)
     if dropout is None or not isinstance(given, Tensor):
         return None
     kept = plain(given) != 0
-    unknown = dropout.taken == 0
+    unknown = ~kept & ~_shows(dropout.taken, given.dtype)
     if bool(unknown.any()):
         if gradient is None:
             return None
@@ -114,6 +115,14 @@ def determined(name: str, call: OperationCall, given: Any, gradient: Tensor | No
     factors = kept.double() / max(1 - dropout.share, torch.finfo(torch.float64).tiny)
     argument = next(value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor))
     return OperationCall(lambda taken: taken * factors, [argument], {})
+
+
+def _shows(taken: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return where a zero in a result of `dtype` can only be a dropped element.
+
+    A device may flush what is below the type's smallest normal number.
+    """
+    return (taken.abs() >= torch.finfo(dtype).tiny) & taken.isfinite()
 
 
 def _dropout_of(name: str, call: OperationCall) -> _Dropout | None:
@@ -127,6 +136,11 @@ def _dropout_of(name: str, call: OperationCall) -> _Dropout | None:
     return _Dropout(plain(taken).double(), float(share) if is_training else 0.0)
 
 
+def _dims_of_draw(last: str, dims: int) -> int:
+    """Return how many dimensions a dropout draws along, 0 for all; an input without batch has one less."""
+    return _DROPOUTS[last] - (_UNBATCHED.get(last) == dims)
+
+
 def _wrong_dropout(dropout: _Dropout, given: Tensor, dims_of_draw: int) -> str:
     """Return what is wrong with the result of a dropout; with `dims_of_draw` it drops all that lies behind these."""
     taken, share = dropout
@@ -134,11 +148,13 @@ def _wrong_dropout(dropout: _Dropout, given: Tensor, dims_of_draw: int) -> str:
         return f"shape: {tuple(taken.shape)} in float64"
     exact = taken / (1 - share) if share < 1 else torch.zeros_like(taken)
     error = (given.double() - exact).abs()
-    kept = (error <= 4 * unit_roundoff(given.dtype) * exact.abs()) | (given.isnan() & exact.isnan())
+    allowed = 4 * unit_roundoff(given.dtype) * exact.abs() + smallest_number(given.dtype)
+    rounded = exact.to(given.dtype)
+    kept = (error <= allowed) | (given == rounded) | (given.isnan() & rounded.isnan())
     dropped = given == 0
     if not bool((kept | dropped).all()):
         return "what it kept is not what it took, scaled"
-    seen = (taken != 0) & taken.isfinite()
+    seen = _shows(taken, given.dtype)
     drops = (dropped & seen).double()
     if dims_of_draw and taken.dim() > dims_of_draw:
         drops, seen = drops.flatten(dims_of_draw).amax(-1), seen.flatten(dims_of_draw).any(-1)

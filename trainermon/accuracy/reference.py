@@ -69,6 +69,8 @@ class Reference:
         self._share = allowance_of(name, family)
         own_type = name.rpartition(".")[2].rstrip("_") in OF_OWN_TYPE
         self.results = self._again.run(None if own_type else torch.float64)
+        if not self._sizes and self.results and self.results[0].is_floating_point() and self.results[0].numel():
+            self._first = self.results[0].abs().amax().expand(self.results[0].shape)
         self._probes: list[list[Tensor]] | None = None
         self._magnitudes: list[Tensor] | None = None
 
@@ -192,7 +194,8 @@ class RoundoffMove:
                 if self._signs and bool((value.abs() == 1).all()):
                     return value
                 # 1 plus a roundoff of float32 would be 1 again: signs are of no wider type
-                return torch.add(value, value * self._signs_of(value.shape), alpha=next(self._turns) * _SINGLE)
+                steps = _finite(value) * self._signs_of(value.shape)
+                return torch.add(value, steps, alpha=next(self._turns) * _SINGLE)
             case float() if math.isfinite(value) and not value.is_integer():
                 return value * (1 + next(self._turns) * _SINGLE)
             case _:
@@ -206,6 +209,11 @@ class RoundoffMove:
                 - 1
             )
         return self._signs[shape]
+
+
+def _finite(value: Tensor) -> Tensor:
+    """Return the numbers, with zeros for those that are not finite: an infinite one of a mask stays where it is."""
+    return value if bool(value.isfinite().all()) else torch.where(value.isfinite(), value, 0.0)
 
 
 def magnitude_of(value: Any) -> Any:

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import warnings
 
 import pytest
 import torch
@@ -120,6 +121,11 @@ def test_autocast_of_another_device_costs_no_entry(tmp_path):
         {"input_args": [{"type": "torch.Size", "value": None}]},
         {"input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": None}]},
         {"input_args": [{"type": "torch.dtype", "value": "torch.load"}]},
+        {"output": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [math.nan]}]},
+        {"output": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": ["4"]}]},
+        {"input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [10**400]}]},
+        {"input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [4], "Max": 10**400}]},
+        {"input_kwargs": {"approximate": int("7" * 4200)}},
     ],
 )
 def test_a_damaged_entry_costs_no_other(tmp_path, change):
@@ -133,6 +139,37 @@ def test_a_damaged_entry_costs_no_other(tmp_path, change):
 
     assert found.pop("Functional.gelu.0.forward").status is Status.SKIP
     assert {call.status for call in found.values()} == {Status.PASS}
+    assert main(["check", "overflow", str(directory)]) == 0
+
+
+def test_a_damaged_entry_costs_its_backward_alone(tmp_path, capsys):
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, requires_grad=True)
+    directory = recorded(tmp_path, lambda: (x.exp() * 2).sin().sum().backward())
+    path = directory / "dump.json"
+    whole = json.loads(path.read_text())
+    whole["data"]["Tensor.exp.0.backward"]["output"][0]["shape"] = [math.nan]
+    path.write_text(json.dumps(whole))
+
+    assert main(["check", "run", str(directory), "-o", str(tmp_path / "out"), "-f", "csv,html,md"]) == 0
+    printed = capsys.readouterr().out
+    assert "skipped 1: its entry is damaged" in printed
+    assert "is wrong" not in printed
+
+
+def test_what_torch_warns_of_is_not_said_again(tmp_path, recwarn):
+    x = torch.randn(3, dtype=torch.complex64)
+
+    def step():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x.to(torch.float32)
+
+    directory = recorded(tmp_path, step)
+    recwarn.clear()
+    check_dump(directory)
+
+    assert [str(one.message) for one in recwarn] == []
 
 
 def test_a_pipe_in_place_of_a_tensor_file_is_not_waited_for(tmp_path):
@@ -384,3 +421,42 @@ def test_calls_that_reshape_in_place_are_judged(tmp_path):
     found = {call.stem: call.status for call in calls if call.stem.endswith("_.0")}
     names = ("t_", "unsqueeze_", "squeeze_", "transpose_")
     assert found == {f"Tensor.{name}.0": Status.PASS for name in names}
+
+
+def test_what_a_call_writes_into_its_arguments_is_said_to_be_unjudged(tmp_path, capsys):
+    norm, rows = nn.BatchNorm1d(4), torch.randn(8, 4)
+    table = torch.randn(5, 3) * 10
+    directory = recorded(
+        tmp_path, lambda: (norm(rows), nn.functional.embedding(torch.tensor([1]), table, max_norm=1.0))
+    )
+    of_norm, of_table = (
+        next(call for call in check_dump(directory).calls if name in call.key)
+        for name in ("batch_norm", "Functional.embedding")
+    )
+
+    assert [one.status for one in of_norm.judgements] == [Status.PASS, Status.SKIP, Status.SKIP]
+    assert [one.status for one in of_table.judgements] == [Status.PASS, Status.SKIP]
+    assert main(["check", "run", str(directory), "-o", str(tmp_path / "out"), "-f", "csv,html"]) == 0
+    assert "  of 2 of them not judged: what they write into their arguments" in capsys.readouterr().out
+
+
+def test_norms_that_write_nothing_have_no_such_row(tmp_path):
+    norm, rows = nn.BatchNorm1d(4).eval(), torch.randn(8, 4)
+    [call] = check_dump(recorded(tmp_path, lambda: norm(rows))).calls
+
+    assert [one.status for one in call.judgements] == [Status.PASS]
+
+
+def test_a_view_of_memory_that_the_dump_does_not_have_is_skipped(tmp_path):
+    numbers = torch.arange(24.0, requires_grad=True)
+
+    def step():
+        (numbers * 1)[5:17].view(3, 4).as_strided((2, 2), (1, 2), 3).sum().backward()
+        torch.arange(24).half()[5:17].as_strided((2, 2), (1, 2), 3)
+
+    check = check_dump(recorded(tmp_path, step))
+
+    assert check.of(Status.ERROR) == []
+    assert {call.reason for call in check.calls if "as_strided" in call.key} == {
+        "it takes memory around its argument, which is not known"
+    }

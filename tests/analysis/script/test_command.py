@@ -71,7 +71,7 @@ def test_every_call_of_a_step_becomes_a_script_that_runs(dump, tmp_path, capsys)
     assert ends == ["0"] * len(keys), done.stdout
     assert printed.count("recorded: pass") >= len(keys) - 3
     assert "wrong" not in done.stdout
-    assert "again on cpu: the same numbers than recorded" in done.stdout  # of the dropout: its generator is known
+    assert "again on cpu: the same numbers as recorded" in done.stdout  # of the dropout: its generator is known
 
 
 def test_a_wrong_result_ends_the_script_with_3_and_is_made_smaller(dump, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
-from trainermon.accuracy.judge import Judgement, Status
+from trainermon.accuracy.judge import Judgement, Status, unjudged_writes
 from trainermon.accuracy.large import judge_any_call
 from trainermon.accuracy.rules import ChosenRules, RuledVerdict
 from trainermon.analysis.check.backward import GradientChecker
@@ -28,7 +29,7 @@ from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, Refer
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, no_report
-from trainermon.dump.files.reader import load_raw, parse_dump
+from trainermon.dump.files.reader import is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.drawn_calls import draws_the_same
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
@@ -84,6 +85,14 @@ class CheckedCall:
         """The first judgement that has the call's status; None if it was skipped as a whole."""
         every = (*self.judgements, *self.rerun)
         return next((judgement for judgement in every if judgement.status is self.status), None)
+
+    def slot_of(self, judgement: Judgement) -> str:
+        """Return the place of the tensor whose gradient was judged, then or again: `input.0`; "" of a forward."""
+        for found in (self.judgements, self.rerun):
+            for slot, one in zip(self.slots, found, strict=False):
+                if one is judgement:
+                    return slot
+        return ""
 
     @property
     def reason(self) -> str:
@@ -195,10 +204,12 @@ class DumpChecker:
         reference: ReferenceChoice = DEFAULT_REFERENCE,
     ) -> None:
         raw = load_raw(directory)
-        entries = parse_dump(directory, raw).entries
+        self._damaged: dict[str, str] = {}
+        entries = parse_dump(directory, raw, self._damaged).entries
         forwards = [entry for entry in entries if entry.direction == FORWARD]
         chosen = [one for one in forwards if wanted(one.key)]
         chosen += [one for one in entries if one.direction == BACKWARD and wanted(one.key)]
+        forwards = [one for one in forwards if not is_spoiled(one.key, self._damaged)]
         self._directory, self._data, self._entries = directory, raw.data, chosen
         self._rules, self._max_elements, self._device = rules, max_elements, device
         self._inputs, self._references = inputs, reference.opened(device)
@@ -214,7 +225,8 @@ class DumpChecker:
         size = sum(tensor.count for tensor in (*entry.inputs, *entry.outputs))
         if self._max_elements is not None and size > self._max_elements:
             return self.lost(number, f"more than {self._max_elements:,} elements")
-        with _threads_for(size):
+        with _threads_for(size), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says of calls like this one was said to the script
             return self._checked(entry)
 
     def lost(self, number: int, reason: str) -> CheckedCall:
@@ -224,7 +236,7 @@ class DumpChecker:
 
     def _checked(self, entry: EntryRecord) -> CheckedCall:
         line = _place(entry.stack[0]) if entry.stack else ""
-        reason = _NOT_JUDGED.get(entry.key.partition(".")[0])
+        reason = self._damaged.get(entry.key) or _NOT_JUDGED.get(entry.key.partition(".")[0])
         if entry.function.startswith("torch.nn.init."):
             reason = "random"
         if reason:
@@ -249,6 +261,8 @@ class DumpChecker:
         if entry.key.startswith(COLLECTIVE):
             raise DumpError("it communicates")
         stem = entry.key.removesuffix(f".{BACKWARD}")
+        if stem not in self._gradients.stems:
+            raise DumpError("the dump has no forward of it that can be read")
         named = self._gradients.judgements(stem)
         found = CheckedCall(key=entry.key, judgements=tuple(named.values()), slots=tuple(named))
         if not self._device:
@@ -272,10 +286,13 @@ class DumpChecker:
             found = [
                 dataclasses.replace(one, status=Status.ERROR, reason=f"drops what {twin} dropped") for one in found
             ]
+        writes = (
+            unjudged_writes(dumped.name, dumped.call) if any(one.status is not Status.SKIP for one in found) else []
+        )
         if not self._device:
-            return CheckedCall(key=entry.key, judgements=tuple(found))
-        again = run_again(dumped.call, self._device, entry.autocast, found, judged)
-        return CheckedCall(key=entry.key, judgements=tuple(found), rerun=again.judgements, cause=again.cause)
+            return CheckedCall(key=entry.key, judgements=(*found, *writes))
+        again = run_again(dumped, self._device, entry.autocast, found, judged)
+        return CheckedCall(key=entry.key, judgements=(*found, *writes), rerun=again.judgements, cause=again.cause)
 
     def _rebuilt(self, entry: EntryRecord) -> DumpedCall:
         return rebuild(self._directory, self._data, entry, stand_ins=self._references.functions)

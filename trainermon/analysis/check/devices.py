@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from trainermon.accuracy.calls import OperationCall, call_on, plain
 from trainermon.accuracy.judge import Judgement, Status
 from trainermon.core.errors import ConfigError
+from trainermon.replay.dumped_calls import DumpedCall
 
 RECORDED = "recorded"
 TRANSIENT, KERNEL, NONDETERMINISTIC, DEVICE = "transient", "kernel", "nondeterministic", "device"
@@ -65,7 +66,7 @@ def require_device(device: str) -> None:
 
 
 def run_again(
-    call: OperationCall,
+    dumped: DumpedCall,
     device: str,
     autocast: str,
     recorded: Sequence[Judgement],
@@ -73,9 +74,9 @@ def run_again(
 ) -> CallRerun:
     """Return what `device` gives for a recorded call now, under `autocast` (`torch.bfloat16` or "").
 
-    `judged` gives the verdicts on a result, `recorded` are those on the one in the dump.
+    `judged` gives the verdicts on a result, `recorded` are those on the one in the dump; see `rerun`.
     """
-    return rerun(device, recorded, lambda: result_on(device, call, autocast), judged)
+    return rerun(device, recorded, lambda: result_on(device, dumped.call, autocast), judged, dumped.generator)
 
 
 def rerun(
@@ -83,21 +84,38 @@ def rerun(
     recorded: Sequence[Judgement],
     run: Callable[[], object],
     judged: Callable[[Any], Sequence[Judgement]],
+    generator: Tensor | None = None,
 ) -> CallRerun:
-    """Return what `run` gives on `device` now, beside the verdicts on what was `recorded`."""
+    """Return what `run` gives on `device` now, beside the verdicts on what was `recorded`.
+
+    Each run draws from the same state of the device's generator: on the CPU from `generator`, the recorded one.
+    """
     if all(one.status is Status.SKIP for one in recorded):
         return CallRerun((), "")
     try:
-        result = run()
+        result = _drawn(run, device, generator)
         found = tuple(judged(result))
         was_wrong, is_wrong = _has_error(recorded), _has_error(found)
         if not was_wrong and not is_wrong:
             return CallRerun(found, "")
-        is_steady = _same_bits(result, run())
+        is_steady = _same_bits(result, _drawn(run, device, generator))
     except Exception as error:  # noqa: BLE001  # whatever a device raises: it has no such kernel, or no memory
         why = (str(error).splitlines() or [""])[0][:160]
         return CallRerun((), f"not run again on {device}: {type(error).__name__}: {why}")
     return CallRerun(found, _cause(device, was_wrong=was_wrong, is_wrong=is_wrong, is_steady=is_steady))
+
+
+def _drawn(run: Callable[[], object], device: str, state: Tensor | None) -> object:
+    """Return what `run` gives with the generator of `device` in a known state; that is as before afterwards."""
+    place = torch.device(device)
+    has_own = place.type != "cpu" and hasattr(getattr(torch, place.type, None), "get_rng_state")
+    kind = {"device_type": place.type} if has_own else {}
+    with torch.random.fork_rng(devices=[place] if has_own else [], **kind):
+        if place.type == "cpu" and state is not None:
+            torch.set_rng_state(state)
+        else:
+            torch.manual_seed(0)
+        return run()
 
 
 def _cause(device: str, *, was_wrong: bool, is_wrong: bool, is_steady: bool) -> str:

@@ -26,7 +26,7 @@ from trainermon.core.terminal.manners import note
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.values import TextEnum, as_plain
-from trainermon.dump.files.reader import load_raw, parse_dump
+from trainermon.dump.files.reader import is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, FORWARD, EntryRecord, TensorRecord
 from trainermon.dump.files.verdicts import NonfiniteCause
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
@@ -107,7 +107,12 @@ def overflows_of(directory: Path) -> list[CallOverflow]:
         DumpError: There is no dump, or it is damaged.
     """
     raw = load_raw(directory)
-    entries = [entry for entry in parse_dump(directory, raw).entries if not entry.key.startswith("Module.")]
+    damaged: dict[str, str] = {}
+    entries = [
+        entry
+        for entry in parse_dump(directory, raw, damaged).entries
+        if not entry.key.startswith("Module.") and not is_spoiled(entry.key, damaged)
+    ]
     gradients = GradientChecker(directory, raw.data, [entry for entry in entries if entry.direction == FORWARD])
 
     def call_of(entry: EntryRecord) -> DumpedCall:

@@ -11,6 +11,12 @@ from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.reference import unit_roundoff
 from trainermon.replay.dumped_calls import DumpedCall
 
+# They multiply on the way to their result.
+_WITH_PRODUCTS = (
+    *("gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell"),
+    *("linear_cross_entropy", "multi_head_attention_forward", "scaled_dot_product_attention"),
+)
+
 
 def computed_in(dumped: DumpedCall, autocast: str) -> torch.dtype | None:
     """Return the type that autocast rounded a call's inputs to; None if it did not.
@@ -26,7 +32,7 @@ def computed_in(dumped: DumpedCall, autocast: str) -> torch.dtype | None:
 
 def is_product(name: str) -> bool:
     """Return whether autocast gives an operation narrower inputs."""
-    return family_of(name) is Family.CONTRACTION or name == "scaled_dot_product_attention"
+    return family_of(name) is Family.CONTRACTION or name in _WITH_PRODUCTS
 
 
 def narrow_result(dumped: DumpedCall) -> torch.dtype | None:

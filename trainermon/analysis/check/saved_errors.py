@@ -15,7 +15,7 @@ from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.checking import CallsCheck
 from trainermon.core.errors import DumpError
-from trainermon.dump.files.reader import load_raw, parse_dump
+from trainermon.dump.files.reader import is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
@@ -36,7 +36,9 @@ def save_errors(check: CallsCheck, folder: Path) -> list[Path]:
         return []
     directory = Path(check.source)
     raw = load_raw(directory)
-    forwards = [entry for entry in parse_dump(directory, raw).entries if entry.direction == FORWARD]
+    damaged: dict[str, str] = {}
+    entries = parse_dump(directory, raw, damaged).entries
+    forwards = [one for one in entries if one.direction == FORWARD and not is_spoiled(one.key, damaged)]
     gradients = GradientChecker(directory, raw.data, forwards)
     paths = []
     for entry in forwards:

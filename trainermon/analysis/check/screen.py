@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from trainermon.accuracy.judge import Judgement, Status
+from trainermon.accuracy.judge import WRITTEN, Judgement, Status
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 
 MAX_BLAMED = 10
@@ -56,6 +56,9 @@ def _lines(check: CallsCheck) -> Iterator[str]:
             yield f"  {status.value:<8}{call.key:<44} {described(call)}"
         if len(calls) > MAX_BLAMED:
             yield f"          and {len(calls) - MAX_BLAMED} more"
+    writing = sum(any(one.reason == WRITTEN for one in call.judgements) for call in check.calls)
+    if writing:
+        yield f"  of {writing} of them not judged: what they write into their arguments, as running statistics"
     skipped = check.skipped.most_common()
     for reason, number in skipped[:MAX_REASONS]:
         yield f"  skipped {number}: {reason}"
@@ -68,7 +71,8 @@ def described(call: CheckedCall) -> str:
     judgement = call.worst
     if judgement is None or judgement.index is None:
         return call.reason
-    of = f" in the gradient of {call.slots[call.judgements.index(judgement)]}" if call.slots else ""
+    slot = call.slot_of(judgement)
+    of = f" in the gradient of {slot}" if slot else ""
     place = f"; {judgement.place.text()}" if judgement.place and judgement.place.number > 1 else ""
     return f"{call.reason}{of}: {_excess(judgement)}at {list(judgement.index)}: {_values(judgement)}{place}"
 

@@ -80,14 +80,16 @@ def read_dump(directory: Path) -> Dump:
     return parse_dump(directory, load_raw(directory))
 
 
-def parse_dump(directory: Path, raw: RawDump) -> Dump:
+def parse_dump(directory: Path, raw: RawDump, damaged: dict[str, str] | None = None) -> Dump:
     """Return the dump in the folder `directory` whose parsed JSON files are `raw`, as `load_raw` returns them.
+
+    With `damaged` an entry that cannot be read has no tensors, and what is wrong with it is put there by its key.
 
     Raises:
         DumpError: It is damaged.
     """
     with well_formed(directory):
-        entries = list(_entries(raw, raw.data, directory))
+        entries = list(_entries(raw, raw.data, directory, damaged))
         return Dump(
             directory=directory,
             task=raw.task,
@@ -96,6 +98,12 @@ def parse_dump(directory: Path, raw: RawDump) -> Dump:
             entries=tuple(sorted(entries, key=_order)),
             root=tuple(_entries(raw, raw.root, directory)),
         )
+
+
+def is_spoiled(key: str, damaged: Mapping[str, str]) -> bool:
+    """Return whether the forward or backward of the function that has this key is among the damaged entries."""
+    stem = key.rpartition(".")[0]
+    return any(f"{stem}.{direction}" in damaged for direction in (FORWARD, BACKWARD))
 
 
 @contextlib.contextmanager
@@ -227,8 +235,19 @@ def _load_json(path: Path) -> Any:
 
 
 def _parse(text: bytes) -> Any:
-    """Return what JSON stands for; orjson needs two thirds of the time, but knows no NaN and no Infinity."""
-    return json.loads(text) if b"NaN" in text or b"Infinity" in text else _loads_finite(text)
+    """Return what JSON stands for; orjson needs two thirds of the time, but knows no NaN, Infinity and huge integer."""
+    if b"NaN" not in text and b"Infinity" not in text:
+        with contextlib.suppress(ValueError):
+            return _loads_finite(text)
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | float:
+    """Return an integer; as an infinite number where Python refuses to read so many digits."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def _info(values: Mapping[str, Any]) -> DumpInfo:
@@ -270,14 +289,21 @@ def _operation(value: Mapping[str, Any]) -> OperationVerdict:
     return OperationVerdict(**{**fields, "cause": NonfiniteCause(fields["cause"])})
 
 
-def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator[EntryRecord]:
+def _entries(
+    raw: RawDump, data: Mapping[str, Any], directory: Path, damaged: dict[str, str] | None = None
+) -> Iterator[EntryRecord]:
     stack_of = {name: tuple(frames) for names, frames in raw.stacks.values() for name in names}
     for position, (key, value) in enumerate(data.items()):
         if not isinstance(value, dict):
             continue
         module, class_name, direction, call = split_key(key)
-        slots = _TensorSlots(directory / TENSOR_FOLDER)
-        inputs, outputs, parameters = slots.of_entry(value, direction)
+        try:
+            inputs, outputs, parameters = _TensorSlots(directory / TENSOR_FOLDER).of_entry(value, direction)
+        except _MALFORMED as error:
+            if damaged is None:
+                raise
+            damaged[key] = f"its entry is damaged: {type(error).__name__}: {error}"
+            inputs, outputs, parameters = (), (), ()
         parent = raw.construct.get(key)
         extra = value.get(EXTRA, {})
         yield EntryRecord(
@@ -367,7 +393,10 @@ class _TensorSlots:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def _count(value: Any) -> int | None:

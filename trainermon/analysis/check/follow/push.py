@@ -60,7 +60,7 @@ class PushedCalls:
     def __call__(self, directory: Path, check: CallsCheck) -> tuple[CallsCheck, int]:
         """Return the verdicts on what both hosts give for the forward calls of a dump, and how many were lost."""
         raw = load_raw(directory)
-        entries = {entry.key: entry for entry in parse_dump(directory, raw).entries}
+        entries = {entry.key: entry for entry in parse_dump(directory, raw, {}).entries}
         calls, num_lost = [], 0
         for call in check.calls:
             if call.is_backward or call.status is Status.SKIP or not call.judgements:

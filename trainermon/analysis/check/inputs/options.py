@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import TextEnum
-from trainermon.dump.files.reader import load_raw, parse_dump
+from trainermon.dump.files.reader import load_raw
 from trainermon.dump.files.records import EntryRecord
 
 
@@ -83,4 +83,4 @@ _NEEDS_DEVICE = "what was recorded belongs to other inputs than random ones: nam
 
 
 def _has_no_tensors(directory: Path) -> bool:
-    return parse_dump(directory, load_raw(directory)).task == "statistics"
+    return load_raw(directory).task == "statistics"

@@ -75,7 +75,7 @@ def views_of(check: CallsCheck) -> dict[str, CallView]:
     directory = Path(check.source)
     try:
         raw = load_raw(directory)
-        entries = [entry for entry in parse_dump(directory, raw).entries if entry.key in wanted]
+        entries = [entry for entry in parse_dump(directory, raw, {}).entries if entry.key in wanted]
     except DumpError:
         return {}
     found = {}
