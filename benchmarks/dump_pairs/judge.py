@@ -12,7 +12,9 @@ from benchmarks.dump_pairs.cases import LEVELS, Case, cases_of
 from benchmarks.dump_pairs.faults import Truth
 from benchmarks.dump_pairs.record import folder_of, label_of
 from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.mappings import NameMappings
+from trainermon.analysis.compare.remarks import first_unequal
 from trainermon.analysis.compare.summary import headline
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -57,7 +59,7 @@ def _judge(family: str, case: Case, folder: Path, level: str, mode: Mode) -> Jud
     blamed = [call.key for call in comparison.blamed if not (is_input and call.origin.startswith("input"))]
     sound = _acceptable(label.truth, folder_of(folder, family, case.target, "mix"))
     healthy = tuple(key for key in blamed if key not in sound)
-    is_right = not healthy if label.truth.kind in ("", "input") else bool(blamed) and blamed[0] in sound
+    is_right = not healthy if label.truth.kind in ("", "input") else _named_first(comparison, blamed) in sound
     return Judged(
         family=family,
         case=case.what,
@@ -68,6 +70,12 @@ def _judge(family: str, case: Case, folder: Path, level: str, mode: Mode) -> Jud
         healthy=healthy,
         headline=headline(comparison),
     )
+
+
+def _named_first(comparison: Comparison, blamed: Sequence[str]) -> str:
+    """Return the call that is named first: of what is within rounding, the first that is not equal; "" if none is."""
+    unequal = None if blamed else first_unequal(comparison)
+    return next(iter(blamed), unequal.call.key if unequal is not None else "")
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,6 +5,8 @@ import torch
 
 from tests.analysis.compare.small_models import FAMILIES, build, record
 from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.remarks import first_unequal
+from trainermon.analysis.compare.summary import causes_of, headline
 from trainermon.dump.files.reader import split_key
 
 FAULTY = {
@@ -213,6 +215,106 @@ def test_what_was_cast_from_a_coarser_type_may_be_off_by_that(family, level, tmp
         comparison = compared(tmp_path, mode)
         assert set(comparison.row_counts()) == {"pass"}
         assert any(row.difference.relative for row in comparison.rows())
+
+
+class OneCall:
+    """Makes the result of one function larger, the `number`-th of its name that has gradients."""
+
+    def __init__(self, family, size):
+        self.name, self.number = FUNCTION[family]
+        self.size = size
+        self.count = -1
+
+    def __call__(self, name, result):
+        if name != self.name or not result.requires_grad:
+            return result
+        self.count += 1
+        noise = torch.randn(result.shape, generator=torch.Generator().manual_seed(9))
+        return result * (1 + self.size * noise).to(result.dtype) if self.count == self.number else result
+
+
+FUNCTION = {
+    "language": ("linear", 7),
+    "images": ("conv2d", 1),
+    "table": ("linear", 1),
+    "series": ("linear", 2),
+    "experts": ("linear", 3),
+}
+
+
+@every_family
+@every_level
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e-7), (torch.bfloat16, 4e-3)])
+def test_of_what_is_within_rounding_the_first_that_is_not_equal_is_named(family, level, dtype, size, tmp_path):
+    record(tmp_path / "target", build(family), level=level, dtype=dtype, change=OneCall(family, size))
+    record(tmp_path / "golden", build(family), level=level, dtype=dtype)
+
+    for mode in MODES:
+        comparison = compared(tmp_path, mode)
+        found = first_unequal(comparison)
+        assert comparison.blamed == ()
+        assert "error" not in comparison.row_counts()
+        assert where(found.call)[0] in (FAULTY[family], FUNCTION[family][0])
+        assert not found.is_given
+        assert f"{found.call.key} ({found.size:.2g})" in headline(comparison)
+        assert headline(comparison).startswith("The dumps agree: ")
+
+
+@every_family
+def test_two_dumps_without_any_difference_have_no_first_one(family, tmp_path):
+    recorded(tmp_path, family)
+
+    assert first_unequal(compared(tmp_path)) is None
+
+
+@every_family
+@every_level
+def test_inputs_of_other_shapes_are_said(family, level, tmp_path):
+    recorded(tmp_path, family, level=level, size=4)
+
+    assert headline(compared(tmp_path)).startswith("The inputs have other shapes ([")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("language", "images"), ("table", "language"), ("experts", "images"), ("series", "table")]
+)
+def test_two_models_are_said_to_be_two(ours, theirs, tmp_path):
+    record(tmp_path / "target", build(ours))
+    record(tmp_path / "golden", build(theirs))
+
+    assert headline(compared(tmp_path)).startswith("These are different models: ")
+
+
+def test_a_dump_beside_itself_is_said_to_be_one(tmp_path):
+    record(tmp_path / "target", build("table"))
+    (tmp_path / "golden").symlink_to(tmp_path / "target")
+
+    assert headline(compared(tmp_path)).startswith("The target is the golden dump itself, ")
+
+
+@every_family
+@every_level
+def test_another_type_is_one_note(family, level, tmp_path):
+    recorded(tmp_path, family, level=level, dtype=torch.bfloat16)
+
+    for mode in MODES:
+        comparison = compared(tmp_path, mode)
+        assert comparison.notes[0] == "the target runs in bfloat16, the golden dump in float32"
+        assert set(comparison.row_counts()) == {"pass"}
+
+
+@pytest.mark.parametrize("family", ["language", "images", "table", "experts"])
+@every_level
+def test_after_a_faulty_step_the_weights_are_said_once(family, level, tmp_path):
+    steps = {"level": level, "steps": 2, "lr": 0.05}
+    record(tmp_path / "target", build(family), change=OneCall(family, 0.1), **steps)
+    record(tmp_path / "golden", build(family), **steps)
+
+    first, second = compare(tmp_path / "target", tmp_path / "golden", options=CompareOptions(mode=Mode.STATISTICS))
+
+    assert where(first.blamed[0])[0] in (FAULTY[family], FUNCTION[family][0])
+    (cause,) = causes_of(second)
+    assert "parameters differ before the step" in cause.words
 
 
 def test_every_family_has_a_fault():

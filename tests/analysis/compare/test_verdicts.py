@@ -65,14 +65,48 @@ def test_what_two_runs_of_one_side_differ_by_is_noise(tmp_path):
     assert blamed(ours, one, baseline=(one, other)) == []
 
 
-@pytest.mark.parametrize("field", ["dtype", "shape", "requires_grad"])
+@pytest.mark.parametrize("field", ["shape", "requires_grad"])
 def test_another_kind_of_tensor_is_an_error(field, tmp_path):
-    more = {"dtype": "torch.float64", "shape": [8, 32], "requires_grad": False}
+    more = {"shape": [8, 32], "requires_grad": False}
 
     (comparison,) = compare(
         chain(tmp_path / "a", [1.0, 1.0], **{field: more[field]}), chain(tmp_path / "b", [1.0, 1.0])
     )
     assert {row.result for row in comparison.rows()} == {ERROR}
+
+
+def with_type_of_one(folder, index, dtype):
+    """Write a chain of five calls, of which one returns another type."""
+    path = chain(folder, [1.0, 0.8, 2.0, 0.5, 0.9, 0.7]) / "dump.json"
+    content = json.loads(path.read_text())
+    content["data"][f"Functional.gelu.{index}.forward"]["output"][0]["dtype"] = dtype
+    path.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_another_type_of_one_result_is_an_error(index, tmp_path):
+    ours = with_type_of_one(tmp_path / "a", index, "torch.bfloat16")
+
+    (comparison,) = compare(ours, with_type_of_one(tmp_path / "b", index, "torch.float32"))
+
+    assert [(row.target.place, row.result) for row in comparison.rows() if row.result != "pass"] == [
+        ("output.0", ERROR)
+    ]
+    assert comparison.notes == ()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_another_type_of_the_whole_run_is_one_note(dtype, factor, tmp_path):
+    sound = [1.0, 0.8, 2.0, 0.5]
+    ours = chain(tmp_path / "a", [*sound[:2], 2.0 * factor, 0.5 * factor], dtype=f"torch.{dtype}")
+
+    (comparison,) = compare(ours, chain(tmp_path / "b", sound))
+
+    assert comparison.notes == (f"the target runs in {dtype}, the golden dump in float32",)
+    assert [call.key for call in comparison.blamed] == (["Functional.gelu.1.forward"] if factor > 1 else [])
+    assert comparison.row_counts()[ERROR] == len(comparison.blamed)
 
 
 def test_counted_nans_are_seen_though_all_statistics_are_finite(tmp_path):

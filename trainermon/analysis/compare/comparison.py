@@ -28,6 +28,7 @@ from trainermon.analysis.compare.metrics import (
 )
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
+from trainermon.analysis.compare.premises import run_types
 from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, stage, tell
@@ -182,11 +183,14 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         notes = (*notes, *joined)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
+    pairs = list(match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings, matched=matched))
+    types = run_types(pairs)
     calls = CallJudge(
-        match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings, matched=matched),
+        pairs,
         dumps=JudgedDumps(
             target.parents,
             is_same=not (target.scoped or golden.scoped),
+            types=types,
             find_nan=partial(_first_nan, target.directory),
         ),
         measure=partial(_reported, measure, report),
@@ -200,10 +204,15 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         mode=mode,
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
-        notes=(*notes, *unused_names(options.mappings, target)),
+        notes=(*map(_type_note, sorted(types)), *notes, *unused_names(options.mappings, target)),
         members=members,
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
+
+
+def _type_note(types: tuple[str | None, str | None]) -> str:
+    ours, theirs = (str(name).removeprefix("torch.") for name in types)
+    return f"the target runs in {ours}, the golden dump in {theirs}"
 
 
 def _first_nan(directory: Path) -> str:

@@ -141,16 +141,16 @@ class SharedGradients:
         """Return of how many backward calls the gradient is a result: (in the target, in the golden dump)."""
         ours, theirs = value_of(error.item), value_of(error.golden)
         return (
-            self._num_outermost(self._consumers.get(ours, ())) if ours else 1,
-            self._num_outermost(self._theirs.get(theirs, ())) if theirs else 1,
+            self._num_innermost(self._consumers.get(ours, ())) if ours else 1,
+            self._num_innermost(self._theirs.get(theirs, ())) if theirs else 1,
         )
 
-    def _num_outermost(self, keys: Sequence[str]) -> int:
-        """Return how many of the calls `keys` are within none of the others."""
+    def _num_innermost(self, keys: Sequence[str]) -> int:
+        """Return how many of the calls `keys` are around none of the others."""
         if len(keys) < 2:
             return len(keys)
-        others = frozenset(keys)
-        return sum(others.isdisjoint(above(key, self._parents)) for key in keys)
+        around = {each for key in keys for each in above(key, self._parents)}
+        return sum(key not in around for key in keys)
 
 
 class CallFlow:

@@ -42,6 +42,7 @@ from trainermon.analysis.compare.verdicts import (
     JudgedCall,
     Measure,
     ResultRow,
+    TypePairs,
     most_severe,
     row_of,
     worst,
@@ -74,11 +75,13 @@ class JudgedDumps(NamedTuple):
     Attributes:
         parents: Key of the enclosing call, by the call's key.
         is_same: Whether a call gives those within it the same tensor on both sides.
+        types: Those in which the two runs compute as a whole, where they differ.
         find_nan: Returns the key of the call in which the target's first value that is not finite arose; "": none.
     """
 
     parents: Mapping[str, str]
     is_same: bool = True
+    types: TypePairs = frozenset()
     find_nan: Callable[[], str] = str
 
 
@@ -135,6 +138,7 @@ class CallJudge:
         self._baseline = baseline or {}
         self._safety = safety
         self._sees_gaps = dumps.is_same
+        self._types = dumps.types
         self._compared = _measured(self._pairs, measure)
         self._flow = CallFlow(self._pairs, self._compared, dumps.parents)
         self._finder = LiteralFinder(self._flow)
@@ -165,7 +169,7 @@ class CallJudge:
             judged = self._rounded(call, facts)
         else:
             judged = self._judged(call, golden, facts)
-        rows = tuple(row_of(judged, self._noise(call, golden, row[0], row[1]), *row) for row in compared)
+        rows = tuple(row_of(judged, self._noise(call, golden, row[0], row[1]), row, self._types) for row in compared)
         result = ERROR if judged.blamed else most_severe(rows)
         self._finder.note(facts, is_sound=result == PASS)
         return CallResult(

@@ -1,14 +1,17 @@
-"""What holds for a whole pair of dumps, found before any call is judged: other inputs, weights, a NaN backward."""
+"""What holds for a whole pair of dumps, found before any call is judged: other inputs, weights, types, and NaN."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from trainermon.analysis.compare.flow import CallFlow, TensorError, Value, value_of
-from trainermon.analysis.compare.items import PARAMETERS, DumpCall
+from trainermon.analysis.compare.frameworks import dtype_name
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import is_sparse, takes_weight
+from trainermon.analysis.compare.noise import is_product, is_sparse, roundoff_of, takes_weight
+from trainermon.analysis.compare.verdicts import TypePairs
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 
@@ -58,6 +61,30 @@ def other_weights(
             if value is not None and error.size > limit_of(pair.target, pair.golden, error):
                 found.add(value)
     return frozenset(found)
+
+
+def run_types(pairs: Sequence[CallPair]) -> TypePairs:
+    """Return in which types the two runs compute as a whole, where these differ: those of most products of matrices.
+
+    Of most floating results if there are no products. One function in another type is none of these.
+    """
+    both = [(pair.target, pair.golden) for pair in pairs if pair.target and pair.golden]
+    ours, theirs = ({item.dtype for calls in both for item in calls[side].items} for side in (0, 1))
+    if ours == theirs:
+        return frozenset()
+    chosen = [calls for calls in both if is_product(calls[0])] or both
+    counts = Counter(filter(None, (_result_types(*calls) for calls in chosen)))
+    number = counts.total()
+    return frozenset(types for types, count in counts.items() if types[0] != types[1] and 2 * count >= number)
+
+
+def _result_types(ours: DumpCall, theirs: DumpCall) -> tuple[str | None, str | None] | None:
+    """Return the types of the first floating result of a call on both sides; None if a side has none."""
+    found = [
+        next((item.dtype for item in call.items if item.state == OUTPUT and roundoff_of(item.dtype)), None)
+        for call in (ours, theirs)
+    ]
+    return (dtype_name(found[0]), dtype_name(found[1])) if all(found) else None
 
 
 def has_nan_backward(flow: CallFlow) -> bool:

@@ -10,7 +10,10 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
+from trainermon.analysis.compare.flow import value_of
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
+from trainermon.analysis.compare.noise import takes_weight
+from trainermon.analysis.compare.remarks import incomparable, without_blame
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
 from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.reader import split_key
@@ -20,7 +23,6 @@ RESULTS = (ERROR, WARNING, PASS, UNMATCHED)
 MAX_BLAMED = 8
 MAX_NOTES = 6
 _MAX_LINES = 40
-_NO_PARTNERS = "no call of the target is in the golden dump"
 _MAX_DUMPS = 12
 _FRAME = re.compile(r"File (.+?), line (\d+)")
 SIZES = {
@@ -136,21 +138,15 @@ def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
 
 def headline(comparison: Comparison) -> str:
     """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding."""
+    if why := incomparable(comparison):
+        return why
     for call, place, words in causes_of(comparison)[:1]:
         if literal_of(call):
             return f"The first difference: {call.key} {words}."
         if place:
             return f"The first difference came in with {call.key}.{place}: {words}."
         return f"The first difference arose in {call.key}: {words}."
-    counts = comparison.row_counts()
-    differing = next((call for call in comparison.calls if call.result in (ERROR, WARNING)), None)
-    if differing is not None:
-        return f"No call is to blame: the dumps differ from {differing.key} on, {_origin(differing)}."
-    if not counts[PASS]:
-        why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
-        return f"Nothing could be compared: {why}."
-    missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
-    return f"The dumps agree: {counts[PASS]:,} rows differ by no more than rounding{missing}."
+    return without_blame(comparison)
 
 
 class BlamedPlace(NamedTuple):
@@ -170,22 +166,18 @@ class BlamedPlace(NamedTuple):
 def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     """Return where differences began, in the order in which that ran.
 
-    An earlier step that went wrong leaves all parameters different. So where more than half of them are, which is the
-    first difference, they are one cause: at the one that differs most.
+    An earlier step that went wrong leaves all parameters different, if only by rounding. So where more than half of
+    them are, and two or more by more than rounding, which is the first difference, they are one cause: at the one that
+    differs most.
     """
     causes = [BlamedPlace(call, call.origin, _described(comparison, call)) for call in comparison.blamed]
     others = [one for one in causes if not literal_of(one.call)]
-    if not others or not _is_parameter(others[0].place):
+    if not others or not _is_weight(others[0]):
         return causes
-    known = {
-        (split_key(call.key)[0], row.target.place): (call, row)
-        for call in reversed(comparison.calls)  # of several calls the first
-        for row in call.rows
-        if call.target and call.target.direction == FORWARD
-        if row.golden and row.target and row.target.state == PARAMETERS
-    }
-    changed = [(call, row) for call, row in known.values() if row.result != PASS]
-    if len(changed) < 2 or 2 * len(changed) <= len(known):
+    known = _parameters(comparison)
+    changed = [(call, row) for call, row in known if row.result != PASS]
+    unequal = sum(bool(row.difference.relative) and _is_one_type(row) for _, row in known)
+    if len(changed) < 2 or 2 * max(len(changed), unequal) <= len(known):
         return causes
     call, row = max(changed, key=lambda one: _size_of(one[1]))
     by = f" by {_size_of(row):.2g} of its size," if math.isfinite(_size_of(row)) else ""
@@ -195,7 +187,34 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     )
     first = BlamedPlace(call, row.target.place if row.target else "", words)
     at = causes.index(others[0])  # plain arguments of calls that ran before come first
-    return [*causes[:at], first, *(one for one in causes[at:] if not _is_parameter(one.place))]
+    return [*causes[:at], first, *(one for one in causes[at:] if not _is_weight(one))]
+
+
+def _parameters(comparison: Comparison) -> list[tuple[CallResult, ResultRow]]:
+    """Return each parameter's row and the first call that has it: what functions take, where no module is dumped."""
+    found: dict[object, tuple[CallResult, ResultRow]] = {}
+    of_functions: dict[object, tuple[CallResult, ResultRow]] = {}
+    for call in comparison.calls:
+        if call.target is None or call.golden is None or call.target.direction != FORWARD:
+            continue
+        for row in call.rows:
+            if row.target is None or row.golden is None:
+                continue
+            if row.target.state == PARAMETERS:
+                found.setdefault((split_key(call.key)[0], row.target.place), (call, row))
+            elif takes_weight(call.target, row.target.place) and row.target.is_tensor:
+                of_functions.setdefault(value_of(row.target) or (call.key, row.target.place), (call, row))
+    return list((found or of_functions).values())
+
+
+def _is_one_type(row: ResultRow) -> bool:
+    return row.target is not None and row.golden is not None and row.target.dtype == row.golden.dtype
+
+
+def _is_weight(cause: BlamedPlace) -> bool:
+    """Return whether a difference began with a parameter, or with a weight that a function took."""
+    call = cause.call.target
+    return _is_parameter(cause.place) or (call is not None and takes_weight(call, cause.place))
 
 
 def _is_parameter(place: str) -> bool:
@@ -314,15 +333,6 @@ def called_in(comparison: Comparison, call: CallResult) -> str:
     frames = comparison.stacks.get(call.key, ())
     own = next((frame for frame in frames if "site-packages" not in frame), "")
     return " ".join(own.split())
-
-
-def _origin(call: CallResult) -> str:
-    states = {row.target.state for row in call.rows if row.result != PASS and row.target}
-    if PARAMETERS in states:
-        return "which had other parameters"
-    if call.target and call.target.direction == FORWARD and OUTPUT not in states:
-        return "which was given other inputs"
-    return "by what it was given"
 
 
 def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:

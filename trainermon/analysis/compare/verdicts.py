@@ -24,6 +24,9 @@ UNMATCHED = "unmatched"
 Measure = Callable[[Sequence[ItemPair]], Iterable[DumpRowDifference]]
 """Returns how far the rows of each pair are apart, in their order."""
 
+TypePairs = frozenset[tuple[str | None, str | None]]
+"""Pairs of types: the target's, and that of the golden dump."""
+
 Compared = tuple[DumpRow | None, DumpRow | None, DumpRowDifference]
 _kind = attrgetter("dtype", "shape", "requires_grad")
 
@@ -113,17 +116,17 @@ class JudgedCall:
     apart: Mapping[str, str] = field(default_factory=dict)
 
 
-def row_of(
-    call: JudgedCall, noise: float, ours: DumpRow | None, theirs: DumpRow | None, difference: DumpRowDifference
-) -> ResultRow:
+def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = frozenset()) -> ResultRow:
     """Judge one row of `call`: compare its difference with what is allowed, and return the row with its result.
 
-    `noise` is by how much it differs between two runs of one side.
+    `noise` is by how much it differs between two runs of one side; `types` are those that the runs as a whole have on
+    either side, and are no error of a row.
     """
+    ours, theirs, difference = row
     if ours is None or theirs is None:
         return ResultRow(ours, theirs, difference, UNMATCHED)
     alike = _kind(ours) == _kind(theirs) and ours.is_tensor
-    flaw = "" if alike else _flaw(ours, theirs)
+    flaw = "" if alike else _flaw(ours, theirs, types)
     if flaw:
         return ResultRow(ours, theirs, difference, ERROR, (f"error: {flaw}",))
     relative = difference.relative
@@ -179,8 +182,9 @@ def _of_result(call: JudgedCall, size: str) -> tuple[str, str]:
     return WARNING, f"differs by {size}, which is explained by its inputs ({inputs})."
 
 
-def _flaw(ours: DumpRow, theirs: DumpRow) -> str:
-    if dtype_name(ours.dtype) != dtype_name(theirs.dtype):
+def _flaw(ours: DumpRow, theirs: DumpRow, types: TypePairs) -> str:
+    names = dtype_name(ours.dtype), dtype_name(theirs.dtype)
+    if names[0] != names[1] and names not in types:
         return f"dtype {ours.dtype}, but {theirs.dtype} in the golden dump."
     if ours.shape != theirs.shape:
         return f"shape {_shape(ours)}, but {_shape(theirs)} in the golden dump."

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.remarks import first_differing
 from trainermon.analysis.compare.summary import causes_of, headline
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide
@@ -39,6 +40,7 @@ _VERDICTS = {
     WARNING: NodeVerdict.WARNING,
     ERROR: NodeVerdict.ERROR,
 }
+_FROM_HERE = "the dumps differ from here on, and no call is to blame"
 _finite = attrgetter("is_finite")
 
 
@@ -114,6 +116,9 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
         if result.target is not None
         for key in comparison.members_of(result.key)
     }
+    differing = None if told else first_differing(comparison)  # nobody is to blame: that is where to look
+    if differing is not None:
+        causes = {(key, ""): (0, _FROM_HERE) for key in comparison.members_of(differing.key)}
     found: list[tuple[int, GraphFinding]] = []
     for place, node in enumerate(tree.nodes):
         if node.side is not NodeSide.BOTH:
@@ -124,7 +129,7 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
             continue
         verdicts[place], errors[place] = _of_node(node, result, is_once=is_once)
         if (cause := causes.get((_key(node), node.slot))) is not None:
-            verdicts[place] = NodeVerdict.BLAMED
+            verdicts[place] = NodeVerdict.BLAMED if told else verdicts[place]
             found.append((cause[0], GraphFinding(place, cause[1])))
     found.sort(key=itemgetter(0))
     findings = tuple(finding for _, finding in found)

@@ -1,0 +1,170 @@
+"""What is said of two dumps in which no call is to blame: that they agree, where they begin to differ, or why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trainermon.analysis.compare.comparison import Comparison, Mode
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
+from trainermon.analysis.compare.noise import roundoff_of
+from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.dump.files.records import FORWARD
+
+_NO_PARTNERS = "no call of the target is in the golden dump"
+# Of two models, a small part has the same names by chance: of what has as many of the same kinds, the names differ.
+_LONE_SHARE = 0.8
+_SAME_KINDS = 0.5
+
+
+def incomparable(comparison: Comparison) -> str:
+    """Return why the two dumps do not belong together, as a sentence: one dump, or two models; "" if they do."""
+    if comparison.target.resolve() == comparison.golden.resolve():
+        return f"The target is the golden dump itself, {comparison.target}: nothing can differ."
+    lone = sum(call.result == UNMATCHED for call in comparison.calls)
+    if lone <= _LONE_SHARE * len(comparison.calls) or not any(call.result != UNMATCHED for call in comparison.calls):
+        return ""
+    ours, theirs = _kinds(call.target for call in comparison.calls), _kinds(call.golden for call in comparison.calls)
+    if (ours & theirs).total() > _SAME_KINDS * max(ours.total(), theirs.total()):
+        return ""
+    return (
+        f"These are different models: {lone:,} of {len(comparison.calls):,} calls are on one side only, and what they "
+        "compute is not the same."
+    )
+
+
+def without_blame(comparison: Comparison) -> str:
+    """Return the answer of a comparison in which no call is to blame, as a sentence."""
+    counts = comparison.row_counts()
+    if (shapes := _input_shapes(comparison)) is not None:
+        call, ours, theirs = shapes
+        return f"The inputs have other shapes ({ours}, {theirs}): not comparable from {call.key} on."
+    differing = first_differing(comparison)
+    if differing is not None:
+        behind = _behind(comparison, differing)
+        return (
+            f"No call is to blame: the dumps differ from {differing.key} on, {_origin(differing)}{behind}"
+            f"{_remark(comparison)}."
+        )
+    if not counts[PASS]:
+        why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
+        return f"Nothing could be compared: {why}."
+    missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
+    return f"The dumps agree: {counts[PASS]:,} rows differ by no more than rounding{missing}{_remark(comparison)}."
+
+
+def first_differing(comparison: Comparison) -> CallResult | None:
+    """Return the first call of which something differs by more than rounding; None if none does."""
+    return next((call for call in comparison.calls if call.result in (ERROR, WARNING)), None)
+
+
+class UnequalCall(NamedTuple):
+    """The first call of which not all is equal, though everything before it is.
+
+    Attributes:
+        call: The call.
+        size: By how much, relative to the tensor's size.
+        is_given: Whether that is what it was given.
+    """
+
+    call: CallResult
+    size: float
+    is_given: bool
+
+
+def first_unequal(comparison: Comparison) -> UnequalCall | None:
+    """Return the first call of which not all is equal, where that says something: results before it are equal.
+
+    Two runs of which hundreds of results are equal have no noise, so even less than rounding tells where one went
+    another way. Calls of one side alone are passed over. None if all is equal, or nothing was before the first
+    difference, or that cannot be measured.
+    """
+    is_any_equal = False
+    for call in comparison.calls:
+        if call.result == UNMATCHED:
+            continue
+        found = _unequal(call)
+        if found is not None:
+            return _innermost(comparison, found) if is_any_equal and found.size < 1 else None
+        is_any_equal = is_any_equal or any(_is_result(row.target) for row in call.rows)
+    return None
+
+
+def _unequal(call: CallResult) -> UnequalCall | None:
+    unequal = [row for row in call.rows if row.target and row.golden and row.difference.relative]
+    if not unequal:
+        return None
+    given = [row for row in unequal if row.target and row.target.state != OUTPUT]
+    size = max(row.difference.relative or 0.0 for row in given or unequal)
+    return UnequalCall(call, size, bool(given))
+
+
+def _innermost(comparison: Comparison, found: UnequalCall) -> UnequalCall:
+    """Return the call within a module whose results are not equal either: backwards may stand before those within."""
+    call = found.call.target
+    if found.is_given or call is None or call.family != MODULE or call.direction == FORWARD:
+        return found
+    path = call.name.rpartition(".")[0]
+    for result in comparison.calls:
+        inner = result.target
+        if inner is None or result.golden is None or inner.direction != call.direction or result is found.call:
+            continue
+        if inner.scope == path or inner.scope.startswith(f"{path}."):
+            unequal = _unequal(result)
+            if unequal is not None and not unequal.is_given:
+                return unequal
+    return found
+
+
+def _is_result(item: DumpRow | None) -> bool:
+    return item is not None and item.state == OUTPUT and item.num_elements > 1 and bool(roundoff_of(item.dtype))
+
+
+def _remark(comparison: Comparison) -> str:
+    """Return where the first difference is, however small, as it follows on a sentence; "" if that says nothing."""
+    found = first_unequal(comparison)
+    if found is None:
+        return ""
+    what = "what was given to " if found.is_given else ""
+    where = f"{what}{found.call.key} ({found.size:.2g}){_behind(comparison, found.call) if found.is_given else ''}"
+    if comparison.mode is Mode.STATISTICS:
+        return (
+            f"; the first whose statistics are not equal to the last digit is {where}, those of everything before are"
+        )
+    return f"; the first that is not equal bit for bit is {where}, everything before is"
+
+
+def _behind(comparison: Comparison, call: CallResult) -> str:
+    """Return which call of the target alone ran just before `call`, as it follows on its name; "" if none did."""
+    at = comparison.calls.index(call)
+    before = comparison.calls[at - 1] if at else None
+    return f", behind {before.key} (target only)" if before is not None and before.golden is None else ""
+
+
+def _input_shapes(comparison: Comparison) -> tuple[CallResult, list[int], list[int]] | None:
+    """Return the first call that both sides made, if it was given tensors of other shapes, and the shapes."""
+    both = (call for call in comparison.calls if call.target and call.golden)
+    first = next((call for call in both if any(row.target and row.target.is_tensor for row in call.rows)), None)
+    for row in first.rows if first is not None else ():
+        ours, theirs = row.target, row.golden
+        if ours is None or theirs is None or ours.state != INPUT or not (ours.is_tensor and theirs.is_tensor):
+            continue
+        if ours.shape != theirs.shape and first is not None:
+            return first, list(ours.shape or ()), list(theirs.shape or ())
+    return None
+
+
+def _kinds(calls: Iterator[DumpCall | None]) -> Counter[str]:
+    """Return how many forwards there are of each function, and of each class of modules."""
+    forwards = (call for call in calls if call is not None and call.direction == FORWARD)
+    return Counter(call.name.rpartition(".")[2] for call in forwards)
+
+
+def _origin(call: CallResult) -> str:
+    states = {row.target.state for row in call.rows if row.result != PASS and row.target}
+    if PARAMETERS in states:
+        return "which had other parameters"
+    if call.target and call.target.direction == FORWARD and OUTPUT not in states:
+        return "which was given other inputs"
+    return "by what it was given"
