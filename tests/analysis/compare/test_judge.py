@@ -309,3 +309,59 @@ def test_a_weight_that_was_cast_from_a_coarser_type_is_no_origin(dtype, off, is_
 
     assert bool(comparison.blamed) == is_blamed
     assert any(row.result != "pass" for row in comparison.rows())
+
+
+def test_a_weight_that_a_view_of_it_was_taken_of_first_is_where_it_began(tmp_path):
+    """Megatron's linear layers transpose their weight in the forward: the view has the same values."""
+    view, product = "Tensor.t.0.forward", "Torch.matmul.0.forward"
+
+    def dump(weight):
+        return {
+            view: forward(form(weight), output=form(weight)),
+            product: forward(form(2.0), form(weight), output=form(3 * weight)),
+            LINEAR: forward(form(2.0), output=form(3 * weight), parameters={"weight": form(weight)}),
+        }
+
+    nesting = {view: LINEAR, product: LINEAR, LINEAR: None}
+
+    comparison = found(tmp_path, dump(1.25), dump(1.0), nesting)
+
+    assert blamed(comparison) == [(LINEAR, "parameters.weight")]
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "filled"),
+    [
+        ("Distributed.all_to_all_single.0.forward", ("buffer", "own"), 0),
+        ("Distributed.reduce_scatter_tensor.0.forward", ("buffer", "own"), 0),
+        ("Distributed.irecv.0.forward", ("buffer",), 0),
+        ("Distributed.gather.0.forward", ("own", ["buffer"]), 1),
+    ],
+)
+def test_what_stood_in_a_buffer_before_it_is_filled_says_nothing(key, given, filled, tmp_path):
+    def dump(chance):
+        values = {"buffer": form(chance), "own": form(2.0)}
+        forms = [[values[one[0]]] if isinstance(one, list) else values[one] for one in given]
+        results = [form(5.0) if place == filled else one for place, one in enumerate(forms)]
+        return {key: {"input_args": forms, "input_kwargs": {}, "output": results}}
+
+    comparison = found(tmp_path, dump(math.nan), dump(1e38))
+
+    assert blamed(comparison) == []
+    assert set(comparison.row_counts()) == {"pass"}
+
+
+def test_of_a_batch_what_is_received_is_a_buffer_and_what_is_sent_is_not(tmp_path):
+    def batch(sent, chance):
+        taken, given = [sent, chance], [sent, 5.0]
+        operations = [
+            [{"op": "isend" if not at else "irecv", "tensor": form(one)} for at, one in enumerate(values)]
+            for values in (taken, given)
+        ]
+        key = "Distributed.batch_isend_irecv.0.forward"
+        return {key: {"input_args": [operations[0]], "input_kwargs": {}, "output": [operations[1]]}}
+
+    assert set(found(tmp_path / "chance", batch(2.0, 1e38), batch(2.0, 3.0)).row_counts()) == {"pass"}
+    assert [origin for _, origin in blamed(found(tmp_path / "sent", batch(2.5, 1.0), batch(2.0, 1.0)))] == [
+        "input.0.0.tensor"
+    ]

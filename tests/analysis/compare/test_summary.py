@@ -9,7 +9,15 @@ import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare import compare
-from trainermon.analysis.compare.summary import RESULTS, ComparisonOutcome, failed, render_text, summarise
+from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
+from trainermon.analysis.compare.summary import (
+    RESULTS,
+    ComparisonOutcome,
+    failed,
+    first_different,
+    render_text,
+    summarise,
+)
 
 LINEAR = "Module.fc.Linear.forward.0"
 
@@ -139,17 +147,72 @@ def test_nothing_that_a_file_names_drives_the_terminal():
     assert r"note      a\x1b]0;x\x07\nb" in shown.splitlines()
 
 
-def test_of_many_dumps_those_to_blame_come_first_and_the_rest_are_counted():
+def began(place, **changed):
+    return Beginning(**({"step": 0, "micro_step": 0, "is_backward": False, "stage": 0, "place": place} | changed))
+
+
+def agreeing(label):
+    counts = dict.fromkeys(RESULTS, 0) | {"pass": 5}
+    return outcome(label, rows=counts)
+
+
+def test_the_sentence_names_the_rank_and_stands_above_the_ranks_with_something_to_say():
     blamed = (("Module.fc.Linear.forward.0", "odd"),)
-    several = [outcome(f"step{number}") for number in range(13)] + [outcome("step13", blamed=blamed)]
+    several = [agreeing(f"step0 rank{number}") for number in range(63)]
+    several.insert(41, outcome("step0 rank41", blamed=blamed, began=began(7)))
 
     lines = render_text(several).splitlines()
 
-    assert lines[0].split() == ["dump", "error", "warning", "pass", "unmatched", "first", "to", "blame"]
-    assert lines[1].split() == ["step13", "0", "0", "0", "0", LINEAR]
-    assert lines[2].split() == ["step0", "0", "0", "0", "0", "–"]
-    assert lines[13:16] == ["and 2 more, in the files", "", "All of step13."]
+    assert lines[0] == "Step 0, rank 41: all of step0 rank41."
+    assert lines[2].split() == ["dump", "error", "warning", "pass", "unmatched", "first", "to", "blame"]
+    assert lines[3].split() == ["step0", "rank41", "0", "0", "0", "0", LINEAR]
+    assert lines[4:6] == ["63 of 64 dumps agree", ""]
+
+
+def test_many_that_have_something_to_say_are_counted_beyond_a_screen():
+    several = [outcome(f"step{number}", blamed=(("a", "odd"),), began=began(0, step=number)) for number in range(30)]
+
+    lines = render_text(several).splitlines()
+
+    assert "and 18 more, in the files" in lines
     assert len(lines) <= 40
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (began(9), began(1, step=1)),
+        (began(9), began(1, micro_step=1)),
+        (began(9), began(1, is_backward=True)),
+        (began(9), began(1, stage=1)),
+        (began(9, is_backward=True, stage=-1), began(1, is_backward=True)),  # backwards run from the last stage
+        (began(5), began(5, is_made=True)),
+    ],
+)
+def test_of_several_ranks_that_is_shown_in_which_it_began_first(first, later):
+    blamed = (("a", "odd"),)
+    ranks = [outcome("rank0", blamed=blamed, began=later), outcome("rank1", blamed=blamed, began=first)]
+
+    assert first_different(ranks).label == "rank1"
+    assert first_of([later, first]) == 1
+
+
+def test_a_weight_of_one_rank_comes_before_the_module_around_it_on_another(tmp_path):
+    """The module has ended after what is within it, whose weight was wrong before."""
+    outer, inner = "Module.moe.MoE.forward.0", "Module.moe.fc.Linear.forward.0"
+    for side, fault in (("target", 1.5), ("golden", 1.0)):
+        for rank in range(2):
+            own = fault if rank else 1.0
+            data = {
+                inner: forward(tensor(value=2.0), output=tensor(value=3 * own), parameters={"w": tensor(value=own)}),
+                outer: forward(tensor(value=7.0), output=tensor(value=5 * fault)),
+            }
+            write_dump(tmp_path / side / "step0" / f"rank{rank}", data, construct={inner: outer, outer: None})
+
+    outcomes = [summarise(one) for one in compare(tmp_path / "target", tmp_path / "golden")]
+
+    assert [one.blamed[0][0] for one in outcomes] == [outer, inner]
+    assert first_different(outcomes).label == "step0 rank1"
 
 
 @pytest.mark.parametrize("colour", [False, True])
@@ -158,8 +221,6 @@ def test_what_could_not_be_compared_is_said_instead_of_a_result(colour):
 
     lines = render_text([outcome("step2"), one], colour=colour).splitlines()
 
-    assert lines[2].split()[-2:] == ["not", "compared"]
-    shown = lines[lines.index("") + 1]
-    assert shown == (
-        "\033[1mNot compared: a/dump.json is damaged\033[0m" if colour else "Not compared: a/dump.json is damaged"
-    )
+    assert lines[3].split()[-2:] == ["not", "compared"]
+    said = "Step 3: not compared: a/dump.json is damaged"
+    assert lines[0] == (f"\033[1m{said}\033[0m" if colour else said)

@@ -121,10 +121,28 @@ def test_of_several_dumps_the_first_with_a_finding_is_shown(tmp_path, capsys):
 
     main(["graph", str(tmp_path)])
 
-    table, _, tree = capsys.readouterr().out.partition("\n\n")
-    assert "step0 rank0  105    Everything is finite." in table
-    assert "step0 rank1  107    The first value that is not finite arose in mul_" in table
+    sentence, table, tree = capsys.readouterr().out.split("\n\n", 2)
+    assert sentence == "Step 0, rank 1: the first value that is not finite arose in mul_ (forward)."
+    assert "step0 rank1  107    The first value that is not finite arose in mul_" in table.splitlines()[1]
+    assert "step0 rank0  105    Everything is finite." in table.splitlines()[2]
     assert "▲ mul_" in tree
+
+
+def test_ranks_that_say_the_same_share_a_row_below_the_one_that_does_not(tmp_path, capsys):
+    for rank in range(20):
+        source = BAD if rank == 17 else SOUND
+        shutil.copytree(next(Path(source).rglob("rank0")), tmp_path / "step0" / f"rank{rank}")
+
+    main(["graph", str(tmp_path), "--json"])
+    firsts = [one["label"] for one in json.loads(capsys.readouterr().out) if one["first"]]
+    main(["graph", str(tmp_path)])
+
+    _, table, _ = capsys.readouterr().out.split("\n\n", 2)
+    assert [line.strip().split("  ")[0] for line in table.splitlines()[1:]] == [
+        "step0 rank17",
+        "step0 rank0 and 18 more",
+    ]
+    assert firsts == ["step0 rank17"]
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(capsys):

@@ -18,7 +18,7 @@ from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.merging.joining import join_sides
 from trainermon.analysis.compare.merging.merge import read_sides
-from trainermon.analysis.compare.merging.places import PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places, pair_places
 from trainermon.analysis.compare.merging.splits import find_pairs
 from trainermon.analysis.compare.metrics import (
     DumpRowDifference,
@@ -91,6 +91,8 @@ class Comparison:
         notes: What a reader should know of how the two were brought together.
         empty: The dump without a single call; "" if both have some.
         members: By the key of a call that several were joined into, the keys of these; of both sides.
+        parents: Key of the enclosing call, by a call's key; the target's.
+        place: Where the target's dump is, or those of all ranks that it was put together from.
     """
 
     target: Path
@@ -102,6 +104,8 @@ class Comparison:
     notes: tuple[str, ...] = ()
     empty: str = ""
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parents: Mapping[str, str] = field(default_factory=dict)
+    place: DumpLocation
 
     def rows(self) -> Iterator[ResultRow]:
         """Yield the rows (one compared tensor or argument each) of all calls, in order."""
@@ -206,6 +210,8 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         stacks=target.stacks if options.stack else {},
         notes=(*map(_type_note, sorted(types)), *notes, *unused_names(options.mappings, target)),
         members=members,
+        parents=target.parents,
+        place=pair.target,
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
 

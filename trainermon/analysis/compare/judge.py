@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError, Value, value_of
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.literals import LiteralFinder
 from trainermon.analysis.compare.matching import CallPair
+from trainermon.analysis.compare.merging.buffers import fills
 from trainermon.analysis.compare.metrics import DumpRowDifference
 from trainermon.analysis.compare.noise import (
     SAFETY,
@@ -94,12 +95,14 @@ class SeenErrors:
         available: Of what a call had for those within it, by the call's key; None is what is not within any.
         hiding: Of what was made within a call, by its key and 0, or at a place outside all calls.
         given: Of what a module's backward was given, as far as statistics may hide it.
+        weights: The values of weights with which a difference came in.
     """
 
     known: dict[Value, float] = field(default_factory=dict)
     available: dict[str | None, float] = field(default_factory=dict)
     hiding: dict[tuple[str, int], float] = field(default_factory=dict)
     given: dict[str, float] = field(default_factory=dict)
+    weights: set[Value] = field(default_factory=set)
 
     def add_available(self, key: str | None, error: float) -> None:
         """Record the relative difference `error` of a tensor that the call `key` can pass to those within it."""
@@ -169,6 +172,8 @@ class CallJudge:
             judged = self._rounded(call, facts)
         else:
             judged = self._judged(call, golden, facts)
+        if chance := frozenset(item.place for item in call.items if fills(call, item.place)):
+            judged = replace(judged, chance=chance)
         rows = tuple(row_of(judged, self._noise(call, golden, row[0], row[1]), row, self._types) for row in compared)
         result = ERROR if judged.blamed else most_severe(rows)
         self._finder.note(facts, is_sound=result == PASS)
@@ -360,15 +365,16 @@ class CallJudge:
                 found += [error.item.place] if call.key == self._nan else []
                 continue
             value = value_of(error.item)
-            if (value is not None and value in self._seen.known) or error.size <= self._limit(
-                call, golden, error, floor
-            ):
+            known = self._seen.weights if error.item.state == PARAMETERS else self._seen.known  # a view is no maker
+            if value in known or error.size <= self._limit(call, golden, error, floor):
                 continue
             is_weight = error.item.state == PARAMETERS or (around is None and takes_weight(call, error.item.place))
             if not is_weight and self._is_made(call, error, floor):
                 continue
             if value is not None:
                 self._seen.known[value] = error.size
+            if value is not None and is_weight:
+                self._seen.weights.add(value)
             if is_weight or (around is None and (error.item.requires_grad or call.direction == BACKWARD)):
                 found.append(error.item.place)
             elif around is not None and around not in self._gaps and self._sees_gaps:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow
+from trainermon.analysis.compare.merging.buffers import fills
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 ROUNDOFF = {
@@ -300,7 +301,7 @@ def is_trivial(call: DumpCall) -> bool:
 
 def overwrites(call: DumpCall, place: str) -> bool:
     """Return whether a call writes into its argument at `place` (`input.0`), so that its old content is chance."""
-    return call.name in _WRITES and place == "input.0"
+    return (call.name in _WRITES and place == "input.0") or fills(call, place)
 
 
 def takes_weight(call: DumpCall, place: str) -> bool:

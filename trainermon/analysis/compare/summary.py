@@ -12,6 +12,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.flow import value_of
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
+from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
 from trainermon.analysis.compare.remarks import incomparable, without_blame
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
@@ -24,6 +25,7 @@ MAX_BLAMED = 8
 MAX_NOTES = 6
 _MAX_LINES = 40
 _MAX_DUMPS = 12
+_NUMBERED = re.compile(r"([a-z]+)(\d+)")
 _FRAME = re.compile(r"File (.+?), line (\d+)")
 SIZES = {
     Mode.STATISTICS: "a share of the tensor's size: of max, min, mean and norm, that which differs most",
@@ -49,6 +51,7 @@ class ComparisonOutcome:
         blamed: The calls where a difference arose, in the order in which they ran: (key, a few words on it).
         within: What is odd within the first of them (see `odd_within`).
         called_in: The line of the user's code that called the first of them.
+        began: When the first difference began; None: no call is to blame.
         files: The files that were written.
         notes: Those of the comparison.
         failure: Why the dumps could not be compared; "" if they were.
@@ -66,6 +69,7 @@ class ComparisonOutcome:
     blamed: tuple[tuple[str, str], ...]
     within: tuple[str, ...]
     called_in: str
+    began: Beginning | None = None
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     failure: str = ""
@@ -94,9 +98,16 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Compariso
         blamed=tuple((one.call.key, one.words) for one in causes),
         within=odd_within(comparison, causes[0].call) if causes else (),
         called_in=called_in(comparison, causes[0].call) if causes else "",
+        began=began_of(comparison),
         files=files,
         notes=comparison.notes,
     )
+
+
+def began_of(comparison: Comparison) -> Beginning | None:
+    """Return when the first difference of a comparison began; None: no call is to blame."""
+    cause = next(iter(causes_of(comparison)), None)
+    return None if cause is None else beginning_of(comparison, cause.call, is_made=not cause.place)
 
 
 def failed(target: Path, golden: Path, label: str, failure: str) -> ComparisonOutcome:
@@ -121,19 +132,41 @@ def failed(target: Path, golden: Path, label: str, failure: str) -> ComparisonOu
 
 def render_text(outcomes: Sequence[ComparisonOutcome], *, colour: bool = False) -> str:
     """Return the summary of all comparisons for a terminal, at most 40 lines."""
-    shown = first_different(outcomes)
-    overview = list(map(printable, _overview(outcomes))) if len(outcomes) > 1 else []
-    title = printable(shown.headline)
-    lines = [*overview, f"\033[1m{title}\033[0m" if colour else title, "", *map(printable, _details(shown))]
+    ranked = _ranked(outcomes)
+    shown = ranked[0]
+    overview = list(map(printable, _overview(ranked))) if len(ranked) > 1 else []
+    title = printable(placed(shown.label, shown.headline) if len(ranked) > 1 else shown.headline)
+    lines = [f"\033[1m{title}\033[0m" if colour else title, "", *overview, *map(printable, _details(shown))]
     return "\n".join(lines[:_MAX_LINES]) + "\n"
 
 
 def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
     """Return the outcome to show first.
 
-    It is the earliest with a blamed call, else with a difference, else with a failure, else with lone rows.
+    It is that in which the first difference began, else one that differs, else one that failed, else one with lone
+    rows.
     """
-    return min(outcomes, key=lambda one: (not one.blamed, not one.differs, not one.failure, not one.rows[UNMATCHED]))
+    return _ranked(outcomes)[0]
+
+
+def placed(label: str, sentence: str) -> str:
+    """Return a sentence on one of several dumps with the step and the rank that it is about.
+
+    >>> placed("step3 rank41", "The first difference arose in fc.")
+    'Step 3, rank 41: the first difference arose in fc.'
+    """
+    where = _NUMBERED.sub(r"\1 \2,", label).rstrip(",")
+    return f"{where[:1].upper()}{where[1:]}: {sentence[:1].lower()}{sentence[1:]}" if where else sentence
+
+
+def _ranked(outcomes: Sequence[ComparisonOutcome]) -> list[ComparisonOutcome]:
+    """Return the outcomes, those with something to say first, in the order in which that began."""
+
+    def rank(one: ComparisonOutcome) -> tuple[object, ...]:
+        began = (one.began is None, one.began or Beginning(0, 0, False, 0, 0))  # noqa: FBT003
+        return (*began, not one.blamed, not one.differs, not one.failure, not one.rows[UNMATCHED])
+
+    return sorted(outcomes, key=rank)
 
 
 def headline(comparison: Comparison) -> str:
@@ -337,13 +370,16 @@ def called_in(comparison: Comparison, call: CallResult) -> str:
 
 def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:
     yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}  first to blame"
-    for one in sorted(outcomes, key=lambda one: not one.blamed)[:_MAX_DUMPS]:
+    told = [one for one in outcomes if one.differs or one.failure or one.rows[UNMATCHED] or not one.rows[PASS]]
+    for one in told[:_MAX_DUMPS]:
         rows = one.rows
         first = one.blamed[0][0] if one.blamed else "not compared" if one.failure else "–"
         numbers = f"{rows[ERROR]:>9,}{rows[WARNING]:>9,}{rows[PASS]:>10,}{rows[UNMATCHED]:>11,}"
         yield f"{one.label:<18}{numbers}  {first}"
-    if len(outcomes) > _MAX_DUMPS:
-        yield f"and {len(outcomes) - _MAX_DUMPS} more, in the files"
+    if len(told) > _MAX_DUMPS:
+        yield f"and {len(told) - _MAX_DUMPS} more, in the files"
+    if len(told) < len(outcomes):
+        yield f"{len(outcomes) - len(told)} of {len(outcomes)} dumps agree"
     yield ""
 
 

@@ -101,6 +101,7 @@ class JudgedCall:
         given_to: Key of the call within, to which it gave something wrong; "".
         origins: Places that differ before the call and where the difference began.
         apart: Places that hold something else on either side and so are not compared, each with why.
+        chance: Places of memory that the call fills: what stood in it before says nothing.
     """
 
     input_error: float = 0.0
@@ -114,6 +115,7 @@ class JudgedCall:
     given_to: str = ""
     origins: tuple[str, ...] = ()
     apart: Mapping[str, str] = field(default_factory=dict)
+    chance: frozenset[str] = frozenset()
 
 
 def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = frozenset()) -> ResultRow:
@@ -132,7 +134,7 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
     relative = difference.relative
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
     limit = call.floor if is_strict else call.tolerance
-    if relative is None or relative <= limit or relative <= 2 * noise:
+    if relative is None or relative <= limit or relative <= 2 * noise or ours.place in call.chance:
         return ResultRow(ours, theirs, difference, PASS)
     if ours.place in call.apart:
         return ResultRow(ours, theirs, difference, UNMATCHED, (f"unmatched: {call.apart[ours.place]}",))

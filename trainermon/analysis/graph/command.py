@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -15,11 +16,13 @@ from urllib.parse import urlencode
 from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
 from trainermon.analysis.compare.mappings import write_matches
+from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
+from trainermon.analysis.compare.summary import placed
 from trainermon.analysis.graph.chosen import MAX_NEAR
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
 from trainermon.analysis.graph.index import open_index
-from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, first_of, further_levels
+from trainermon.analysis.graph.levels import LEVELS, MAX_NODES, find_levels, further_levels
 from trainermon.analysis.graph.meetings import NO_CALLS, find_meetings
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.analysis.graph.page.output import (
@@ -310,7 +313,9 @@ def _show(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
     if args.node is not None and all(one.chosen is None for one in told):
         raise DumpError(f"no graph has a node {args.node!r}; {_near(told)}")
     if args.json:
-        sys.stdout.write(json.dumps([one.document for one in told], indent=1) + "\n")
+        first = _shown(told)
+        documents = [{**(one.document or {}), "label": one.label, "first": one is first} for one in told]
+        sys.stdout.write(json.dumps(documents, indent=1) + "\n")
     else:
         sys.stdout.write(_screen(told))
     if args.output is not None:
@@ -354,10 +359,29 @@ def _shown(reports: Sequence[GraphReport]) -> GraphReport:
 
 
 def _screen(reports: Sequence[GraphReport]) -> str:
-    lines = []
+    """Return the answer, which graphs have something to say where there are several, and the tree of the first."""
+    shown = _shown(reports)
+    sentence = printable(placed(shown.label, shown.sentence) if len(reports) > 1 else shown.sentence)
+    lines = [f"\033[1m{sentence}\033[0m" if has_colour() else sentence]
     if len(reports) > 1:
-        rows = [(printable(one.label), f"{one.num_nodes:,}", printable(one.sentence)) for one in reports[:MAX_NAMED]]
-        lines += [*table(("dump", "nodes", "what is wrong"), rows, left=3), ""]
-        if len(reports) > MAX_NAMED:
-            lines[-1:] = [f"  and {len(reports) - MAX_NAMED} more", ""]
-    return "\n".join((*lines, _shown(reports).screen, ""))
+        lines += ["", *_overview(reports)]
+    return "\n".join((*lines, shown.screen, ""))
+
+
+def _overview(reports: Sequence[GraphReport]) -> list[str]:
+    """Return a table of the graphs, in the order in which something began; those that say the same share a row."""
+    groups: defaultdict[tuple[Beginning | None, str], list[GraphReport]] = defaultdict(list)
+    for one in reports:
+        groups[one.began, one.sentence].append(one)
+    calm = Beginning(0, 0, False, 0, 0)  # noqa: FBT003
+    ranked = sorted(groups.values(), key=lambda group: (group[0].began is None, group[0].began or calm))
+    rows = [
+        (
+            printable(group[0].label) + (f" and {len(group) - 1} more" if len(group) > 1 else ""),
+            f"{group[0].num_nodes:,}",
+            printable(group[0].sentence),
+        )
+        for group in ranked[:MAX_NAMED]
+    ]
+    more = [f"  and {len(ranked) - MAX_NAMED} more"] if len(ranked) > MAX_NAMED else []
+    return [*table(("dump", "nodes", "what is wrong"), rows, left=3), *more]

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import trainermon
+from trainermon.analysis.compare.merging.beginnings import Beginning
 from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall
-from trainermon.analysis.graph.levels import Beginning
 from trainermon.analysis.graph.meetings import RankCollectives
 from trainermon.analysis.graph.page.packing import COLUMNS, VERSION, PackedColumn, PackedRank
 from trainermon.analysis.graph.reading import GraphPlace

@@ -6,12 +6,12 @@ And which of several graphs is shown first: that of the rank where it began, bef
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, pairs_of
-from trainermon.analysis.compare.merging.splits import layout_at
+from trainermon.analysis.compare.merging.beginnings import Beginning, axes_at
+from trainermon.analysis.compare.summary import began_of
 from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace, find_graphs, read_graph
 from trainermon.analysis.graph.tree import GraphKind
@@ -76,12 +76,7 @@ def axes_of(graph: DumpGraph) -> dict[str, tuple[int, int]]:
 
     Axes with one place are left out.
     """
-    layouts = [layout_at(part) for part in graph.parts or (graph.directory,) if part.is_dir()]
-    return {
-        axis: place
-        for axis, place in (layouts[0].axes.items() if layouts else ())
-        if place[1] > 1 and all(one.axes.get(axis) == place for one in layouts)
-    }
+    return axes_at(*(graph.parts or (graph.directory,)))
 
 
 def _named(graph: DumpGraph, level: str) -> DumpGraph:
@@ -106,38 +101,12 @@ def _other_levels(path: Path, golden: Path, options: CompareOptions) -> list[str
     return [level for level in found.values() if level != EACH]
 
 
-class Beginning(NamedTuple):
-    """When the first finding of a graph ran; sorts as they ran.
-
-    Attributes:
-        step: Its step; 0: not known.
-        micro_step: Its place among the micro steps.
-        is_backward: Whether it ran in the backward.
-        stage: Its pipeline stage; negative in a backward, which runs the other way round.
-        node: Its node.
-    """
-
-    step: int
-    micro_step: int
-    is_backward: bool
-    stage: int
-    node: int
-
-
-def first_of(beginnings: Sequence[Beginning | None]) -> int:
-    """Return the place of the graph whose first finding ran first; of none that has one (None), the first graph.
-
-    A fault reaches other ranks through what they exchange, and these have findings of their own then. Forwards come
-    before backwards, and run from the first pipeline stage to the last; on one stage ranks run the same calls.
-    """
-    wrong = [(beginning, place) for place, beginning in enumerate(beginnings) if beginning is not None]
-    return min(wrong)[1] if wrong else 0
-
-
 def began(graph: DumpGraph) -> Beginning | None:
     """Return when the first finding of a graph ran; None: it has none."""
     if not graph.found.findings:
         return None
+    if graph.comparison is not None:
+        return began_of(graph.comparison)
     parents, node = graph.tree.parents, graph.found.findings[0].node
     section = micro_step = node
     while node > 0:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
+from trainermon.analysis.compare.merging.beginnings import Beginning
 from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.chosen import describe_node, find_node, names_like, node_screen
 from trainermon.analysis.graph.document import as_document
 from trainermon.analysis.graph.findings import worst_within
 from trainermon.analysis.graph.flow import find_flow
-from trainermon.analysis.graph.levels import Beginning, began, read_at_level
+from trainermon.analysis.graph.levels import began, read_at_level
 from trainermon.analysis.graph.markdown import as_markdown
 from trainermon.analysis.graph.meetings import RankCollectives, collectives_of
 from trainermon.analysis.graph.overflow import overflow_levels, overflow_sentence
@@ -41,7 +42,7 @@ class GraphReport(NamedTuple):
         num_nodes: How many nodes it has.
         sentence: The answer in one line.
         began: When its first finding ran; None: it has none.
-        screen: The sentence and the tree as text.
+        screen: What stands below the sentence: the tree as text.
         document: What `--json` prints of it; None: not asked for.
         markdown: A text for an issue; None: likewise.
         rank: Its part of the page; None: likewise.
@@ -168,12 +169,9 @@ class ReportMaker:
         return self.details if self.details or not self.served else FOUND if self.num_dumps > 1 else BESIDE
 
     def _screen(self, graph: DumpGraph, overlays: Sequence[str], node: Mapping[str, Any] | None) -> str:
-        sentence = printable(graph.found.sentence)
-        lines = [f"\033[1m{sentence}\033[0m" if self.colour else sentence, ""]
+        lines = [*map(printable, overlays), ""]
         if self.overflow:
-            lines[-1:] = [overflow_sentence(graph.tree, overflow_levels(graph.tree)), ""]
-        if overlays:
-            lines[-1:] = [*map(printable, overlays), ""]
+            lines = [overflow_sentence(graph.tree, overflow_levels(graph.tree)), *lines]
         name, num_nodes = printable(graph.tree.nodes[0].name), len(graph.tree.nodes)
         lines.append(f"{name}, {printable(graph.label)}: {num_nodes:,} nodes")
         notes = [f"note: {printable(note)}" for note in graph.notes]
