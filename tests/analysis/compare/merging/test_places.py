@@ -179,3 +179,12 @@ def test_progress_is_told_of_dumps_and_within_a_single_one_of_rows(sides, what, 
 
     assert told[0][2] == what
     assert told[-1] == (len(found), len(found), "dumps")
+
+
+def test_a_file_that_is_no_dump_is_named(two_ranks, capsys):
+    other = two_ranks / "b" / "broken.json"
+    other.write_text("{}")
+
+    assert main(["compare", str(two_ranks / "a"), str(other)]) == 1
+
+    assert f"{other} is no dump: expected a file dump.json" in capsys.readouterr().err

@@ -67,6 +67,8 @@ def find_places(path: Path) -> list[DumpLocation]:
         DumpError: there is none.
     """
     path = Path(path)
+    if path.is_file() and path.name not in (DUMP_FILE, PARTIAL_FILE):
+        raise DumpError(f"{path} is no dump: expected a file {DUMP_FILE}, or a folder with one in it or below it")
     if path.is_file() or _holds_dump(path):
         folder = path.parent if path.is_file() else path
         return [_place(folder, folder)]
