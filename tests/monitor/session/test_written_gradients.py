@@ -9,6 +9,7 @@ from torch import nn
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.core.catalogue import GRADIENT_AT_STEP
+from trainermon.core.errors import AttachError
 from trainermon.core.values import Kind
 
 STEPS, BAD = 4, 2
@@ -56,3 +57,56 @@ def test_what_was_written_to_is_taken_again_and_nothing_else(places, spoil, expe
 
     assert {step: set(names) for step, names in found.items()} == ({BAD: expected} if expected else {})
     assert all(nans > 0 for names in found.values() for nans in names.values())
+
+
+def multiply_in_place(model, factor):
+    for parameter in model.parameters():
+        parameter.grad.mul_(factor)
+
+
+def put_others(model, factor):
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * factor
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        (put_others, 100.0),
+        (put_others, 0.5),
+        (put_others, math.nan),
+        (multiply_in_place, 100.0),
+        (multiply_in_place, math.nan),
+    ],
+)
+def test_gradients_that_all_were_changed_are_taken_as_the_optimizer_uses_them(places, caplog, change, factor):
+    torch.manual_seed(1)
+    model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    truths = []
+    with TrainerMon({"agent": {"start": False}}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(2):
+            model(torch.randn(3, 4)).square().sum().backward()
+            change(model, factor)
+            truths.append({name: p.grad.double().square().sum().item() for name, p in model.named_parameters()})
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = RankJournal(only_spool(places[0])).rows
+    for step, truth in enumerate(truths):
+        found = {key.name: row for key, row in rows[step].items() if key.slot == GRADIENT_AT_STEP}
+        if math.isnan(factor) and step:
+            assert not found or change is put_others  # they were not finite before
+            continue
+        assert found.keys() == truth.keys()
+        for name, row in found.items():
+            assert row.nans > 0 if math.isnan(factor) else row.sum_sq == pytest.approx(truth[name], rel=1e-9)
+    assert caplog.text.count("otherwise than by clipping") == 1
+
+
+@pytest.mark.parametrize("container", [list, tuple])
+def test_several_optimizers_are_refused_with_the_line_to_write(places, container):
+    model = nn.Linear(2, 1)
+    optimizers = container(torch.optim.SGD([p], lr=0.1) for p in model.parameters())
+    with pytest.raises(AttachError, match=r"found 2 in a .*set_monitor\(generator, its_optimizer\)"):
+        TrainerMon({"agent": {"start": False}}).set_monitor(model, optimizers)

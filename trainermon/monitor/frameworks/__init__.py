@@ -53,6 +53,12 @@ def detect(
     names = [framework] if framework else list(FRAMEWORKS)
     if names[0] not in FRAMEWORKS:
         raise AttachError(f"framework: found {shown(framework)}, expected one of {', '.join(FRAMEWORKS)}")
+    if isinstance(optimizer, list | tuple):
+        raise AttachError(
+            f"optimizer: found {len(optimizer)} in a {type(optimizer).__name__}, expected the one whose step() ends a "
+            "training step; watch each with the model that it steps, under a run_id of its own: "
+            'TrainerMon({"run_id": "generator"}).set_monitor(generator, its_optimizer)'
+        )
     teller, optimizer = last_teller(optimizer), unwrapped(optimizer)
     for name in names:
         module = importlib.import_module(FRAMEWORKS[name])

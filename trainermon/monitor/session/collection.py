@@ -180,7 +180,7 @@ class TapCollection:
         if self._config.mg_direction:
             self._states.take_direction()
         if self._config.wg_distribution:
-            self.gradients.complete()
+            self.gradients.complete(is_clipped=self._values.is_clipped)
         if self._signs is not None:
             self._signs.at_entry(step)
 

@@ -30,9 +30,11 @@ class UnseenChanges:
             return
         self._has_told_of_step = True
         self._collector.tell(
-            "parameters were written to since the last step of the watched optimizer that was seen: steps inside of "
-            "torch.compile are not seen, and nothing is collected of them; leave optimizer.step() out of what is "
-            "compiled (it is no fault if the script itself writes to parameters between steps)"
+            "parameters were written to since the last step of the watched optimizer that was seen, and nothing is "
+            "collected of that: another optimizer took over or steps too (call set_monitor with the one that is used), "
+            "optimizers step in hooks of the backward, or a wrapper (as SAM) does without their step(); steps inside "
+            "of torch.compile are not seen, so leave optimizer.step() out of what is compiled (it is no fault if the "
+            "script itself writes to parameters between steps)"
         )
 
     def look_for_replaced(self) -> None:

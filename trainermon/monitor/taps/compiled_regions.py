@@ -228,9 +228,10 @@ class CompiledRegions:
             return
         if not self.unseen_steps:
             self._collector.tell(
-                "activations are asked for, but not one module was seen in a step: the model runs in compiled code, "
-                "where hooks that come later never fire (call trainermon.compile_friendly(model) before torch.compile) "
-                "or its forward is passed by (call the model itself, no method of it)"
+                "activations are asked for, but not one module was seen in a step: its forward is passed by (call "
+                "the model itself, not a method or children of it, and have its forward be no generator), its backward "
+                "is split in two (zero-bubble schedules), or the model runs in compiled code, where hooks that come "
+                "later never fire (call trainermon.compile_friendly(model) before torch.compile)"
             )
         self.unseen_steps += 1
 

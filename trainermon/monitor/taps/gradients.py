@@ -20,8 +20,11 @@ logger = logging.getLogger("trainermon")
 
 NOT_CHOSEN = REPLACED = -1
 _NONE = type(None)
-MAX_WRITTEN = 16
-"""Gradients of a step that are taken again; a script that writes to more of them does so by design."""
+CHANGED = (
+    "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping: "
+    "grad_reduced, and the norm that is made of it, show them as the backward left them, gradient_at_step as the "
+    "optimizer uses them"
+)
 WORTH_A_HOOK_BYTES = 1 << 16
 """From which size on a gradient is read when it becomes final: a smaller one is read from memory in less time than its
 hook takes, so it is read with the others, in one call at the end of the backward."""
@@ -136,14 +139,15 @@ class GradientTaps:
                 "this rank alone does not exist: grad_unreduced is left out; monitor_mbs_grad shows each micro step's"
             )
 
-    def complete(self) -> None:
+    def complete(self, *, is_clipped: bool = True) -> None:
         """Record the gradients now, unless that was done at the end of the step's last backward.
 
         Where gradients were read now because `grad_acc_steps` is wrong, warn once. A gradient that was read before and
-        that the script has written to since, more or less often than to the others (as clipping does not), gets a
-        second row: whatever was done to it is in no other. If there are more than `MAX_WRITTEN`, none does.
+        that the script has changed since otherwise than clipping does gets a second row, and the log says so once: one
+        that was replaced, or written to more or less often than most. Where there is none of these, all that were
+        written to, unless `is_clipped`: clipping may explain it.
         """
-        self._take_written()
+        self._take_written(is_clipped=is_clipped)
         if self._is_taken or not self._take_reduced(self._training.reduced_gradients()):
             return
         if self._training.reads_at_entry:
@@ -172,7 +176,7 @@ class GradientTaps:
             self._collector.share_all(unreduced, first, gradients)
         return self._is_taken
 
-    def _take_written(self) -> None:
+    def _take_written(self, *, is_clipped: bool) -> None:
         before, self._versions = self._versions, []
         if not before or not self._is_taken:
             return
@@ -181,12 +185,19 @@ class GradientTaps:
             return
         writes = [new[1] - old[1] if new[0] == old[0] else REPLACED for new, old in zip(now, before, strict=True)]
         usual = statistics.mode(writes[i] for i in self._indices)
-        odd = [i for i in self._indices if writes[i] != usual]
-        gradients = self._training.reduced_gradients() if 0 < len(odd) <= MAX_WRITTEN else []
-        for i in odd if gradients else ():
-            if gradients[i] is not None:
-                series = self._collector.table.id_of(self._training.parameters[i].key(Kind.STATE, GRADIENT_AT_STEP))
-                self._collector.take((series,), (gradients[i],))
+        changed = [i for i in self._indices if writes[i] == REPLACED or writes[i] != usual]
+        if not (changed or is_clipped):
+            changed = [i for i in self._indices if writes[i]]
+        gradients = self._training.reduced_gradients()
+        changed = [i for i in changed if gradients[i] is not None]
+        if not changed:
+            return
+        table, parameters = self._collector.table, self._training.parameters
+        series = [table.id_of(parameters[i].key(Kind.STATE, GRADIENT_AT_STEP), parameters[i].owned) for i in changed]
+        self._collector.take(series, [gradients[i] for i in changed])
+        if CHANGED not in self._warned:
+            self._warned.add(CHANGED)
+            self._collector.tell(CHANGED)
 
     def _watch_final(self) -> list[TapHandle]:
         parameters = self._training.parameters

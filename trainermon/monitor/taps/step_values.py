@@ -25,6 +25,7 @@ from trainermon.statistics.rows import host_rows
 
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4
+_ROUNDING = 0.01  # a gradient in bfloat16 that is multiplied by a factor below 1 may come out as much larger
 
 _TRAINS = operator.attrgetter("training")
 _SQUARES, _NANS = STATISTICS.index("sum_sq"), STATISTICS.index("nans")
@@ -41,6 +42,9 @@ class StepValues:
     are the probe: their norm at the entry of the optimizer step over their norm at the end of the backward before; NaN
     if they are all zero. With a loss scaler in the script, what unscales the gradients cannot be told from what clips
     them: then there is no row.
+
+    Attributes:
+        is_clipped: Whether clipping may explain what the probe has become, as far as the host knows.
     """
 
     def __init__(self, training: Training, collector: Collector) -> None:
@@ -56,6 +60,7 @@ class StepValues:
         self._rows_on_host = self._rows.numpy()
         self._ratio: Tensor | float | None = None
         self._was_eval = False
+        self.is_clipped = True
         self._series: dict[tuple[str, str], int] = {}
 
     def at_backward_end(self, gradients: Sequence[Tensor | None], series: Sequence[int] = ()) -> None:
@@ -76,14 +81,15 @@ class StepValues:
 
         Not where `is_scaled`: a loss scaler has changed the gradients too.
         """
-        self._ratio = None
+        self._ratio, self.is_clipped = None, True
         if self._probe is not None and not is_scaled:
             found, before = self._probe
             gradients = self._training.reduced_gradients()
             is_same = all(map(operator.is_, map(gradients.__getitem__, found), found.values()))
             now = found if is_same else self._find([*found], gradients)
             if now.keys() == found.keys():
-                self._ratio = _quotient(self._norm(now), before)
+                after = self._norm(now)
+                self._ratio, self.is_clipped = _quotient(after, before), _may_be_clipped(after, before)
         self._probe = None
 
     def at_exit(self, outcome: StepOutcome) -> None:
@@ -147,6 +153,13 @@ class StepValues:
 def _quotient(now: Tensor | float, before: Tensor | float) -> Tensor | float:
     """Return `now / before`, NaN for 0 / 0, as IEEE 754 and torch have it."""
     return now / before if isinstance(before, Tensor) or before else now * math.inf
+
+
+def _may_be_clipped(now: Tensor | float, before: Tensor | float) -> bool:
+    """Return whether clipping may have made `now` of `before`; True where only the device knows."""
+    if isinstance(now, Tensor) or isinstance(before, Tensor) or not math.isfinite(before):
+        return True
+    return now <= before * (1 + _ROUNDING)
 
 
 def _clip_ratio(outcome: StepOutcome) -> Tensor | float | None:
