@@ -206,3 +206,10 @@ def test_of_what_went_wrong_within_a_library_its_line_and_the_own_one_are_told(t
     assert shown.index("return torch.log(x * 0)") < shown.index("h = wrappers.around(h)")
     assert shown.count("▲") == 2
     assert [shown.count(f"{file}\n") for file in ("train.py", "layers.py", "wrappers.py")] == [1, 1, 1]
+
+
+def test_a_page_with_another_ending_is_refused_before_anything_is_read(tmp_path, capsys):
+    assert main(["source", str(tmp_path), "-o", str(tmp_path / "x.pdf")]) == 1
+
+    assert "x.pdf cannot be written: expected a name that ends in .html" in capsys.readouterr().err
+    assert not (tmp_path / "x.pdf").exists()

@@ -47,6 +47,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: There is no dump, it is damaged, or no call was made in the file that was asked for.
     """
+    if args.output is not None and args.output.suffix.lower() not in (".html", ".htm"):
+        raise DumpError(f"{args.output} cannot be written: expected a name that ends in .html; choose another with -o")
     with ProgressBar("reading dumps"):
         options = read_options(args, args.path)
         report = read_report(args.path, args.golden, step=args.step, rank=args.rank, options=options)
