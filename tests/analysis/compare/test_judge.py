@@ -365,3 +365,21 @@ def test_of_a_batch_what_is_received_is_a_buffer_and_what_is_sent_is_not(tmp_pat
     assert [origin for _, origin in blamed(found(tmp_path / "sent", batch(2.5, 1.0), batch(2.0, 1.0)))] == [
         "input.0.0.tensor"
     ]
+
+
+@pytest.mark.parametrize(("size", "result"), [(1e-9, "pass"), (0.1, "error")])
+def test_a_bias_gradient_of_which_all_but_rounding_cancels_passes(size, result, tmp_path):
+    """That of keys before a softmax is zero but for the rounding of its terms."""
+
+    def data(of_bias):
+        return {
+            LINEAR: forward(form(1.0), output=form(0.7), parameters={"bias": form(0.5, (64,))}),
+            "Module.b.fc.Linear.parameters_grad.0": {"bias": [form(of_bias, (64,))]},
+            "Module.b.fc.Linear.backward.0": {"input": [form(0.9)], "output": [form(0.3)]},
+        }
+
+    comparison = found(tmp_path, data(2 * size), data(size))
+
+    (row,) = [row for row in comparison.rows() if row.target.place == "bias"]
+    assert row.difference.relative == pytest.approx(0.5)
+    assert row.result == result

@@ -245,6 +245,7 @@ class CallJudge:
             given_to=given_to if is_whole and not unexplained else "",
             origins=origins,
             apart=apart,
+            conditions={} if call.direction == FORWARD else self._conditions(call, made),
         )
         self._remember(call, made)
         return self._blame(call, judged)
@@ -349,6 +350,11 @@ class CallJudge:
                     f"a gradient that {ours} results share here, and {theirs} in the golden dump: sums of other terms."
                 )
         return found
+
+    def _conditions(self, call: DumpCall, made: list[TensorError]) -> dict[str, float]:
+        """Return, by place, how much cancellation magnifies the rounding of a gradient's sum, where it does."""
+        conditions = {error.item.place: self._flow.condition(call, error) for error in made}
+        return {place: condition for place, condition in conditions.items() if condition > 1}
 
     def _origins(self, call: DumpCall, golden: DumpCall, facts: CallFacts, floor: float) -> tuple[str, ...]:
         """Return the places of what differs before the call without a call that made it, and note gaps around it.

@@ -10,7 +10,7 @@ from trainermon.analysis.compare.flow import CallFlow, TensorError, Value, value
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import is_product, is_sparse, roundoff_of, takes_weight
+from trainermon.analysis.compare.noise import is_product, is_sparse, least_rounding, roundoff_of, takes_weight
 from trainermon.analysis.compare.verdicts import TypePairs
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
@@ -55,6 +55,8 @@ def other_weights(
         for error in facts.given if facts is not None else ():
             assert pair.target
             assert pair.golden
+            if error.size <= least_rounding(roundoff_of(error.item.dtype)):
+                continue
             if error.item.state != PARAMETERS and not takes_weight(pair.target, error.item.place):
                 continue
             value = value_of(error.item)

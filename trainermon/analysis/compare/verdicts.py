@@ -102,6 +102,7 @@ class JudgedCall:
         origins: Places that differ before the call and where the difference began.
         apart: Places that hold something else on either side and so are not compared, each with why.
         chance: Places of memory that the call fills: what stood in it before says nothing.
+        conditions: Places whose sum cancels, each with how many times the tolerance its rounding may be.
     """
 
     input_error: float = 0.0
@@ -116,6 +117,7 @@ class JudgedCall:
     origins: tuple[str, ...] = ()
     apart: Mapping[str, str] = field(default_factory=dict)
     chance: frozenset[str] = frozenset()
+    conditions: Mapping[str, float] = field(default_factory=dict)
 
 
 def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = frozenset()) -> ResultRow:
@@ -133,7 +135,7 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
         return ResultRow(ours, theirs, difference, ERROR, (f"error: {flaw}",))
     relative = difference.relative
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
-    limit = call.floor if is_strict else call.tolerance
+    limit = (call.floor if is_strict else call.tolerance) * call.conditions.get(ours.place, 1.0)
     if relative is None or relative <= limit or relative <= 2 * noise or ours.place in call.chance:
         return ResultRow(ours, theirs, difference, PASS)
     if ours.place in call.apart:
