@@ -13,6 +13,7 @@ from tests.alerts.series import INF, NAN, PATIENT, block, feed, grad, header, ru
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
+from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.values import Alert, AlertState, Kind, SeriesKey, Severity, StatBlock
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
@@ -242,6 +243,16 @@ def test_only_the_rank_whose_own_gradients_failed_first_is_called_an_origin(own_
     found = feed(engine, keys, [block(step, {0: NAN, 1: NAN if step >= own_step else 1.0}) for step in range(8, 12)])
 
     assert [alert.rule for alert in found] == expected
+
+
+@pytest.mark.parametrize(("reduced", "expected"), [(1.0, "gradient-nonfinite-at-step"), (NAN, "gradient-nonfinite")])
+def test_gradient_that_the_script_spoilt_is_named_on_that_very_step(reduced: float, expected: str) -> None:
+    engine = RuleEngine(load_rules())
+    keys = [grad("a"), SeriesKey(Kind.STATE, "a", GRADIENT_AT_STEP), SeriesKey(Kind.PARAM_UPDATED, "a")]
+
+    found = feed(engine, keys, [block(8, {0: 1.0, 1: 1.0, 2: 1.0}), block(9, {0: reduced, 1: NAN, 2: NAN})])
+
+    assert [(alert.rule, alert.step) for alert in found] == [(expected, 9)]
 
 
 def test_alert_that_was_on_before_its_cause_is_still_resolved(engine: RuleEngine) -> None:

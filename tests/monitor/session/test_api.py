@@ -61,14 +61,41 @@ def test_the_module_level_function_returns_a_monitor(places, monkeypatch):
     [
         ({"targets": ["2.weigth"]}, "'2.weigth' names no module or parameter of the model; did you mean '2.weight'"),
         ({"exclude": ["~layers"]}, "exclude: '~layers' names no module or parameter of the model"),
-        ({"ur_distribution": True}, "ur_distribution is true but no formula is known for SGD"),
-        ({"mv_distribution": True}, "SGD without momentum keeps no state"),
     ],
 )
 def test_a_wish_that_the_model_cannot_meet_is_refused(places, config, message):
     model, _ = parts()
     with pytest.raises(ConfigError, match=message):
         TrainerMon(QUIET | config).set_monitor(model, torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("make", "lacking", "reason"),
+    [
+        (
+            torch.optim.SGD,
+            {"mv_distribution", "mg_direction", "ur_distribution"},
+            "SGD without momentum keeps no state",
+        ),
+        (torch.optim.RMSprop, {"ur_distribution"}, "no formula is known for RMSprop"),
+        (torch.optim.Adam, set(), ""),
+    ],
+)
+def test_what_the_optimizer_cannot_give_is_said_in_one_line_and_left_out(places, caplog, make, lacking, reason):
+    asked = {"mv_distribution": True, "mg_direction": True, "ur_distribution": True}
+    model, _ = parts()
+    optimizer = make(model.parameters(), lr=0.01)
+    with TrainerMon(QUIET | asked | {"histograms": {"kinds": ["grad_reduced", "exp_avg"]}}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        step(model, optimizer)
+
+    lines = [record.getMessage() for record in caplog.records if "cannot give" in record.getMessage()]
+    assert len(lines) == bool(lacking)
+    assert all(reason in line for line in lines)
+    assert {key for key in asked for line in lines if key in line} == lacking
+    kinds = {key.kind for key in RankJournal(only_spool(places[0])).rows[0]}
+    assert Kind.GRAD_REDUCED in kinds
+    assert (Kind.UPDATE in kinds) == (make is torch.optim.Adam)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
 from trainermon.core.config import MonitorConfig, is_waiting
+from trainermon.core.config.schema import HISTOGRAM_KINDS
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import Coordinates
 from trainermon.hooks.guard import FaultGuard
@@ -37,8 +39,8 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
                 f"{key} is true but the model is compiled: hooks attached after torch.compile never fire; set {key} "
                 "to false, or call set_monitor on the model that is not compiled and train that one"
             )
-    wants_states = config.mv_distribution or config.mg_direction
-    optimizer.check(training, states=wants_states, updates=config.ur_distribution)
+    for key, reason in _asked_in_vain(config, training).items():
+        raise ConfigError(f"{key} is true but {reason}: set it to false")
     if config.monitor_mbs_grad:
         _check_micro_gradients(training)
     is_whole = coordinates.pp_size == 1 and coordinates.ep_size == 1  # else a name may be that of another rank's module
@@ -49,6 +51,21 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     if is_left_out or is_waiting(config):
         return dataclasses.replace(config, collect_times=0)
     return config
+
+
+def without_lacking(config: MonitorConfig, training: Training) -> tuple[MonitorConfig, list[str]]:
+    """Return `config` without the quantities that the optimizer cannot give, and a line on them, if there are any.
+
+    A training is not stopped for them: the same file often serves runs with other optimizers.
+    """
+    found = _asked_in_vain(config, training)
+    if not found:
+        return config, []
+    reasons = "; ".join(f"{key} ({reason})" for key, reason in found.items())
+    kinds = tuple(kind for kind in config.histograms.kinds if HISTOGRAM_KINDS[kind] not in found)
+    without: dict[str, Any] = dict.fromkeys(found, False)
+    without["histograms"] = dataclasses.replace(config.histograms, kinds=kinds)
+    return dataclasses.replace(config, **without), [f"the optimizer cannot give {reasons}: left out"]
 
 
 def parameters_without_optimizer(training: Training) -> str:
@@ -67,6 +84,10 @@ def parameters_without_optimizer(training: Training) -> str:
         f"watched optimizer, which will never change them: {named}; add them to it, or set requires_grad to False (it "
         "is no fault if an optimizer of their own steps them)"
     )
+
+
+def _asked_in_vain(config: MonitorConfig, training: Training) -> dict[str, str]:
+    return {key: reason for key, reason in optimizer.lacking(training).items() if getattr(config, key)}
 
 
 def _check_micro_gradients(training: Training) -> None:

@@ -14,7 +14,7 @@ from trainermon.core.strict import shown
 from trainermon.core.topology import find_coordinates, name_run
 from trainermon.monitor.frameworks import detect
 from trainermon.monitor.session.attached import AttachedTraining
-from trainermon.monitor.session.checks import check_against_model, parameters_without_optimizer
+from trainermon.monitor.session.checks import check_against_model, parameters_without_optimizer, without_lacking
 
 
 def open_training(
@@ -41,11 +41,12 @@ def open_training(
     training = detect(modules, optimizer, coordinates, framework=config.framework)
     coordinates = training.coordinates or coordinates
     given = {purpose: group for purpose, group in groups.items() if group is not None}
+    config, notes = without_lacking(config, training)
     config = check_against_model(config, training, coordinates)
     left_out = parameters_without_optimizer(training)
     run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
     attached = AttachedTraining(run, coordinates, config, training, {**training.process_groups(), **given})
-    return attached, [left_out] if left_out else []
+    return attached, [*notes, left_out] if left_out else notes
 
 
 def _require_groups(groups: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainermon.core.errors import ConfigError
 from trainermon.monitor.taps.training import OptimizerState
 
 Formula = Callable[[Tensor, Tensor, Mapping[str, Any], Tensor], tuple[Tensor, Tensor]]
@@ -87,19 +86,13 @@ class UpdateFormulas:
         return formula, state["exp_avg"], second, count.to(torch.float64)
 
 
-def check_formula(optimizer: Any) -> None:
-    """Raise an error unless the update formula of at least one of the optimizers is known.
-
-    Raises:
-        ConfigError: None of them is of a class whose formula is known.
-    """
+def why_no_formula(optimizer: Any) -> str:
+    """Return why the update is known of none of the optimizers; "" if that of at least one is."""
     inner = steppers(optimizer)
-    if inner and not any(_author(one) in _FORMULAS for one in inner):
-        names = ", ".join(sorted({type(one).__name__ for one in inner}))
-        known = ", ".join(_FORMULAS)
-        raise ConfigError(
-            f"ur_distribution is true but no formula is known for {names}, only for {known}: make ur_distribution false"
-        )
+    if not inner or any(_author(one) in _FORMULAS for one in inner):
+        return ""
+    names = ", ".join(sorted({type(one).__name__ for one in inner}))
+    return f"no formula is known for {names}, only for {', '.join(_FORMULAS)}"
 
 
 def steppers(optimizer: Any) -> list[Any]:

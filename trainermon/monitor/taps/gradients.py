@@ -21,7 +21,7 @@ logger = logging.getLogger("trainermon")
 NOT_CHOSEN = REPLACED = -1
 _NONE = type(None)
 CHANGED = (
-    "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping: "
+    "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping all alike: "
     "grad_reduced, and the norm that is made of it, show them as the backward left them, gradient_at_step as the "
     "optimizer uses them"
 )
@@ -144,7 +144,7 @@ class GradientTaps:
 
         Where gradients were read now because `grad_acc_steps` is wrong, warn once. A gradient that was read before and
         that the script has changed since otherwise than clipping does gets a second row, and the log says so once: one
-        that was replaced, or written to more or less often than most. Where there is none of these, all that were
+        that was replaced, or written to, but not as often as most. Where there is none of these, all that were
         written to, unless `is_clipped`: clipping may explain it.
         """
         self._take_written(is_clipped=is_clipped)
@@ -185,7 +185,7 @@ class GradientTaps:
             return
         writes = [new[1] - old[1] if new[0] == old[0] else REPLACED for new, old in zip(now, before, strict=True)]
         usual = statistics.mode(writes[i] for i in self._indices)
-        changed = [i for i in self._indices if writes[i] == REPLACED or writes[i] != usual]
+        changed = [i for i in self._indices if writes[i] == REPLACED or writes[i] not in (0, usual)]
         if not (changed or is_clipped):
             changed = [i for i in self._indices if writes[i]]
         gradients = self._training.reduced_gradients()

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainermon.core.errors import ConfigError
 from trainermon.core.values import Kind, Placement
-from trainermon.monitor.taps.adam import UpdateFormulas, check_formula, steppers
+from trainermon.monitor.taps.adam import UpdateFormulas, steppers, why_no_formula
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.pieces import take_in_pieces
 from trainermon.monitor.taps.training import HeldParameter, OptimizerState, Training
@@ -204,24 +203,19 @@ class StateTaps:
             logger.warning(message)
 
 
-def check(training: Training, *, states: bool, updates: bool) -> None:
-    """Raise an error if the optimizer lacks what the configuration asks for.
+def lacking(training: Training) -> dict[str, str]:
+    """Return the keys of the configuration that ask for what the optimizer cannot give, each with the reason.
 
-    Args:
-        training: Whose optimizer.
-        states: Optimizer states (`mv_distribution`) or their direction (`mg_direction`) are asked for.
-        updates: Update and ratio (`ur_distribution`) are asked for.
-
-    Raises:
-        ConfigError: No update is known of this optimizer, or it keeps no state.
+    Update and ratio need a formula that is known, moments and their direction an optimizer that keeps state.
     """
-    if updates:
-        check_formula(training.optimizer)
+    found = {}
+    reason = why_no_formula(training.optimizer)
+    if reason:
+        found["ur_distribution"] = reason
     inner = steppers(training.optimizer)
-    if states and inner and all(type(one) is torch.optim.SGD and not _has_momentum(one) for one in inner):
-        raise ConfigError(
-            "mv_distribution or mg_direction is true but SGD without momentum keeps no state: set them to false"
-        )
+    if inner and all(type(one) is torch.optim.SGD and not _has_momentum(one) for one in inner):
+        found |= dict.fromkeys(("mv_distribution", "mg_direction"), "SGD without momentum keeps no state")
+    return found
 
 
 def placement_of(parameter: HeldParameter, tensor: Tensor) -> Placement:
