@@ -21,7 +21,7 @@ logger = logging.getLogger("trainermon")
 NOT_CHOSEN = REPLACED = -1
 _NONE = type(None)
 CHANGED = (
-    "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping all alike: "
+    "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping all: "
     "grad_reduced, and the norm that is made of it, show them as the backward left them, gradient_at_step as the "
     "optimizer uses them"
 )
