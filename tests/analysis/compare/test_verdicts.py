@@ -4,8 +4,13 @@ import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainermon.analysis.compare import CompareOptions, compare
+from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.items import DumpCall, DumpRow
+from trainermon.analysis.compare.noise import MAX_ROUNDING, ROUNDOFF, least_rounding, rounding
+from trainermon.analysis.compare.summary import headline
 from trainermon.analysis.compare.verdicts import ERROR
 
 SHAPE = [4, 64]
@@ -168,3 +173,93 @@ def test_other_calls_in_between_do_not_shift_a_fuzzy_match(tmp_path):
     (fuzzy,) = compare(ours, theirs, options=CompareOptions(fuzzy=True))
     assert exact.call_counts() == {"unmatched": 4}
     assert fuzzy.call_counts() == {"pass": 2}
+
+
+FLOATING = sorted(name for name in ROUNDOFF if name != "tf32")
+DAMAGES = {"zeroed": lambda x: 0 * x, "tripled": lambda x: -3 * x, "0.72 of it": lambda x: 0.72 * x}
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_type_is_so_coarse_that_damage_is_rounding(dtype, damage, tmp_path):
+    sound = [1.0, 0.8, 2.0]
+    wrong = [sound[0], *map(DAMAGES[damage], sound[1:])]
+    name = f"torch.{dtype}"
+
+    assert blamed(chain(tmp_path / "a", wrong, dtype=name), chain(tmp_path / "b", sound, dtype=name)) == [
+        "Functional.gelu.0.forward"
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "ulp"), [("torch.float8_e4m3fn", 2**-3), ("torch.float8_e5m2", 2**-2)])
+def test_the_last_place_of_eight_bits_is_rounding(dtype, ulp, tmp_path):
+    ours, theirs = (chain(tmp_path / name, [1.0, last], dtype=dtype) for name, last in (("a", 1 + ulp), ("b", 1.0)))
+
+    assert blamed(ours, theirs) == []
+
+
+@given(
+    unit=st.sampled_from(sorted(set(ROUNDOFF.values()))),
+    shape=st.lists(st.integers(1, 2**20), min_size=1, max_size=4),
+    name=st.sampled_from(["gelu", "lstm", "view", "sum", "linear"]),
+    direction=st.sampled_from(["forward", "backward"]),
+    inner=st.integers(0, 1000),
+)
+def test_rounding_is_bounded_whatever_the_type_and_the_number_of_terms(unit, shape, name, direction, inner):
+    item = DumpRow("input.0", "input", "torch.float32", tuple(shape), requires_grad=True)
+    call = DumpCall(f"Functional.{name}.0.{direction}", "Functional", name, direction, 0, "", (item,))
+
+    assert 0 < rounding(call, inner, unit) <= MAX_ROUNDING < 0.5
+    assert 0 < least_rounding(unit) <= MAX_ROUNDING
+
+
+UNKNOWN = {"Max": None, "Min": None, "Mean": None, "Norm": None}
+
+
+def test_rows_without_statistics_are_not_compared_and_the_first_line_says_so(tmp_path):
+    ours, theirs = (
+        chain(tmp_path / name, [1.0, 1.0, 1.0], **UNKNOWN, dtype="torch.float4_e2m1fn_x2") for name in ("a", "b")
+    )
+
+    (comparison,) = compare(ours, theirs)
+
+    assert comparison.row_counts() == {"not compared": 4}
+    assert comparison.call_counts() == {"not compared": 2}
+    assert "4 rows were not compared" in headline(comparison)
+    (message,) = next(iter(comparison.rows())).messages
+    assert message == "not compared: no statistics of float4_e2m1fn_x2 in the target and the golden dump."
+
+
+def test_what_was_compared_beside_rows_without_statistics_is_told_apart(tmp_path):
+    for name in ("a", "b"):
+        folder = chain(tmp_path / name, [1.0, 1.0])
+        content = json.loads((folder / "dump.json").read_text())
+        content["data"]["Functional.gelu.0.forward"]["output"] = [tensor(1.0) | UNKNOWN]
+        (folder / "dump.json").write_text(json.dumps(content))
+
+    (comparison,) = compare(tmp_path / "a", tmp_path / "b")
+
+    assert comparison.row_counts() == {"pass": 1, "not compared": 1}
+    assert headline(comparison).startswith("1 rows were not compared")
+    assert "agree" not in headline(comparison)
+
+
+def test_an_empty_tensor_has_nothing_to_differ_by(tmp_path):
+    ours, theirs = (chain(tmp_path / name, [1.0, 1.0], **UNKNOWN, shape=[0, 64]) for name in ("a", "b"))
+
+    (comparison,) = compare(ours, theirs)
+
+    assert comparison.row_counts() == {"pass": 2}
+
+
+def test_checksums_of_other_kinds_are_not_compared(tmp_path):
+    for name, kind in (("a", "md5"), ("b", "xxh64")):
+        folder = chain(tmp_path / name, [1.0, 1.0])
+        content = json.loads((folder / "dump.json").read_text())
+        for row in [*content["data"]["Functional.gelu.0.forward"]["input_args"]]:
+            row[kind] = "0123"
+        (folder / "dump.json").write_text(json.dumps(content))
+
+    (comparison,) = compare(tmp_path / "a", tmp_path / "b", options=CompareOptions(mode=Mode.CHECKSUM))
+
+    assert comparison.row_counts()["not compared"] >= 1

@@ -60,6 +60,12 @@ class DumpRow(NamedTuple):
         return self.requires_grad is not None
 
     @property
+    def has_values(self) -> bool:
+        """Whether anything is known of its values: statistics, or that it has no element."""
+        known = (self.max, self.min, self.mean, self.norm)
+        return not (self.is_tensor and known == (None, None, None, None)) or not self.num_elements
+
+    @property
     def num_elements(self) -> int:
         """Number of elements of the tensor, from its shape."""
         return math.prod(self.shape or ())

@@ -20,6 +20,7 @@ from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.merging.buffers import fills
 from trainermon.analysis.compare.metrics import DumpRowDifference
 from trainermon.analysis.compare.noise import (
+    MAX_ROUNDING,
     SAFETY,
     cancelled,
     cast_roundoff,
@@ -262,7 +263,7 @@ class CallJudge:
         if not self._safety:
             return 0.0
         unit = max(roundoff(call.items), roundoff(golden.items), self._flow.carried.get(call.key, 0.0))
-        return SAFETY * rounding(call, self._flow.inner[call.key], unit)
+        return min(SAFETY * rounding(call, self._flow.inner[call.key], unit), MAX_ROUNDING)
 
     def _earlier(self, call: DumpCall, made: list[TensorError]) -> float:
         """Return the error of what a backward also depends on: its forward, and what else makes the same gradient."""
@@ -420,7 +421,7 @@ class CallJudge:
         if not math.isfinite(had) or (had and not self._safety):
             return True
         kinks = math.sqrt(had) if call.direction == BACKWARD else 0.0
-        return error.size <= self._safety * gap_growth(call.direction) * had + kinks + 2 * floor
+        return error.size <= self._safety * gap_growth(call.direction) * had + kinks + min(2 * floor, MAX_ROUNDING)
 
     def _around(self, call: DumpCall) -> float:
         """Return the largest error of what the call around this one had at that time."""

@@ -137,10 +137,11 @@ def relative_size(target: DumpRow, golden: DumpRow) -> float | None:
     mean's to the root mean square (a mean that is zero but for rounding differs by nothing then). Whole numbers and
     truth values are equal or infinitely far apart: they are indices, of which none is near another. Where both have the
     same NaN and Inf, what is finite counts. Where both have the limits of their types, as a mask does, only the other
-    extremum counts: mean and norm tell of nothing else. Statistics cannot see a permutation.
+    extremum counts: mean and norm tell of nothing else. Statistics cannot see a permutation. None if neither side has
+    any, of a tensor that is not empty.
     """
     if _values(target) == _values(golden):
-        return 0.0
+        return 0.0 if target.has_values else None
     return math.inf if is_discrete(target) and is_discrete(golden) else _size(target, golden)
 
 

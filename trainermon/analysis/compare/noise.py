@@ -26,6 +26,9 @@ ROUNDOFF = {
     "float8_e4m3fnuz": 2.0**-4,
     "float8_e5m2": 2.0**-3,
     "float8_e5m2fnuz": 2.0**-3,
+    "float8_e8m0fnu": 2.0**-1,
+    "float4_e2m1fn_x2": 2.0**-2,
+    "complex32": 2.0**-11,
     "complex64": 2.0**-24,
     "complex128": 2.0**-53,
 }
@@ -70,6 +73,10 @@ _BY_DTYPE = (
 SAFETY = 8.0
 """How many times what is expected is taken for sound. Statistics show only a part of an error: a blame must not rest on
 the part that happened to be seen."""
+
+MAX_ROUNDING = 0.25
+"""The most that is ever put down to rounding alone: the distance from 1 to the next number of a type with two bits of
+mantissa (float8_e5m2). A bound that grew on with the type would pass a tensor that is zero, or has the other sign."""
 
 ELEMENTWISE_SAFETY = 3.0
 """The same of what inputs explain, where the whole of their difference is known, element by element."""
@@ -167,21 +174,21 @@ def rounding(call: DumpCall, inner: int, unit: float) -> float:
     A function rounds once on either side, and sums with the error of its accumulator (float32, or what is finer); a
     module has operations of its own that were not dumped, of which four are allowed for: their errors add up as
     squares. What the calls within a module round is not its own, and is seen on them. `inner` is the number of calls
-    within, `unit` the coarsest unit roundoff.
+    within, `unit` the coarsest unit roundoff. At most `MAX_ROUNDING`.
     """
     if not inner and call.name in _MOVES:
-        return 3 * unit
+        return min(3 * unit, MAX_ROUNDING)
     own = (2.0 if call.family != MODULE else 4.0) * unit * _passes(call)
     accumulation = _SUMS_SAFETY * math.sqrt(_terms(call)) * min(unit, ROUNDOFF["float32"])
-    return (own + accumulation) * (1.0 if call.direction == FORWARD else 2.0)
+    return min((own + accumulation) * (1.0 if call.direction == FORWARD else 2.0), MAX_ROUNDING)
 
 
 def least_rounding(unit: float) -> float:
     """Return the least relative difference that rounding may cause in a function that computes.
 
-    `unit` is the unit roundoff of its dtype.
+    `unit` is the unit roundoff of its dtype. At most `MAX_ROUNDING`.
     """
-    return 2 * unit + _SUMS_SAFETY * min(unit, ROUNDOFF["float32"])
+    return min(2 * unit + _SUMS_SAFETY * min(unit, ROUNDOFF["float32"]), MAX_ROUNDING)
 
 
 def flips(call: DumpCall, inner: int, error: float) -> float:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.noise import roundoff_of
-from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.dump.files.records import FORWARD
 
 _NO_PARTNERS = "no call of the target is in the golden dump"
@@ -47,11 +47,20 @@ def without_blame(comparison: Comparison) -> str:
             f"No call is to blame: the dumps differ from {differing.key} on, {_origin(differing)}{behind}"
             f"{_remark(comparison)}."
         )
+    if not counts[PASS] and counts[NOT_COMPARED]:
+        return f"Nothing could be compared: {_not_compared(counts[NOT_COMPARED])}."
     if not counts[PASS]:
         why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
         return f"Nothing could be compared: {why}."
     missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
-    return f"The dumps agree: {counts[PASS]:,} rows differ by no more than rounding{missing}{_remark(comparison)}."
+    agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_remark(comparison)}."
+    if counts[NOT_COMPARED]:
+        return f"{_not_compared(counts[NOT_COMPARED])}; of the others, {agreed}"
+    return f"The dumps agree: {agreed}"
+
+
+def _not_compared(number: int) -> str:
+    return f"{number:,} rows were not compared, as they have no statistics in common"
 
 
 def first_differing(comparison: Comparison) -> CallResult | None:

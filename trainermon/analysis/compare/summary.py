@@ -15,12 +15,20 @@ from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
 from trainermon.analysis.compare.remarks import incomparable, without_blame
-from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
+from trainermon.analysis.compare.verdicts import (
+    ERROR,
+    NOT_COMPARED,
+    PASS,
+    UNMATCHED,
+    WARNING,
+    CallResult,
+    ResultRow,
+)
 from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 
-RESULTS = (ERROR, WARNING, PASS, UNMATCHED)
+RESULTS = (ERROR, WARNING, PASS, UNMATCHED, NOT_COMPARED)
 MAX_BLAMED = 8
 MAX_NOTES = 6
 _MAX_LINES = 40
@@ -369,12 +377,19 @@ def called_in(comparison: Comparison, call: CallResult) -> str:
 
 
 def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:
-    yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}  first to blame"
-    told = [one for one in outcomes if one.differs or one.failure or one.rows[UNMATCHED] or not one.rows[PASS]]
+    is_gap = any(one.rows[NOT_COMPARED] for one in outcomes)
+    more = f"{NOT_COMPARED:>14}" if is_gap else ""
+    yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}{more}  first to blame"
+    told = [
+        one
+        for one in outcomes
+        if one.differs or one.failure or one.rows[UNMATCHED] or one.rows[NOT_COMPARED] or not one.rows[PASS]
+    ]
     for one in told[:_MAX_DUMPS]:
         rows = one.rows
         first = one.blamed[0][0] if one.blamed else "not compared" if one.failure else "–"
         numbers = f"{rows[ERROR]:>9,}{rows[WARNING]:>9,}{rows[PASS]:>10,}{rows[UNMATCHED]:>11,}"
+        numbers += f"{rows[NOT_COMPARED]:>14,}" if is_gap else ""
         yield f"{one.label:<18}{numbers}  {first}"
     if len(told) > _MAX_DUMPS:
         yield f"and {len(told) - _MAX_DUMPS} more, in the files"
@@ -383,14 +398,19 @@ def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:
     yield ""
 
 
+def _counted(counts: Mapping[str, int]) -> str:
+    told = [result for result in RESULTS if counts[result] or result != NOT_COMPARED]
+    return ", ".join(f"{counts[result]:,} {result}" for result in told)
+
+
 def _details(outcome: ComparisonOutcome) -> Iterator[str]:
     yield f"target    {outcome.target}"
     yield f"golden    {outcome.golden}"
     yield f"mode      {outcome.mode}{f', {outcome.label}' if outcome.label else ''}"
     if outcome.differs and outcome.mode in SIZES:
         yield f"differs   by {SIZES[Mode(outcome.mode)]}"
-    yield f"rows      {', '.join(f'{outcome.rows[result]:,} {result}' for result in RESULTS)}"
-    yield f"calls     {', '.join(f'{outcome.calls[result]:,} {result}' for result in RESULTS)}"
+    yield f"rows      {_counted(outcome.rows)}"
+    yield f"calls     {_counted(outcome.calls)}"
     if outcome.only_target or outcome.only_golden:
         yield f"          only in the target: {outcome.only_target:,}, only in the golden dump: {outcome.only_golden:,}"
     for index, (key, words) in enumerate(outcome.blamed[:MAX_BLAMED]):

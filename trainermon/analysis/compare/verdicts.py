@@ -21,6 +21,7 @@ PASS = "pass"  # noqa: S105
 WARNING = "warning"
 ERROR = "error"
 UNMATCHED = "unmatched"
+NOT_COMPARED = "not compared"
 Measure = Callable[[Sequence[ItemPair]], Iterable[DumpRowDifference]]
 """Returns how far the rows of each pair are apart, in their order."""
 
@@ -38,7 +39,7 @@ class ResultRow(NamedTuple):
         target: The target's; None: only the golden dump has it.
         golden: The golden one; None: only the target has it.
         difference: How far they are apart.
-        result: `pass`, `warning`, `error` or `unmatched`
+        result: `pass`, `warning`, `error`, `unmatched` or `not compared`
         messages: Why it does not pass.
     """
 
@@ -57,7 +58,7 @@ class CallResult:
         target: The call in the target; None: only the golden dump has it.
         golden: The call in the golden dump; None: only the target has it.
         rows: What was compared of it.
-        result: The worst result of its rows: `pass`, `warning`, `error` or `unmatched`.
+        result: The worst result of its rows: `pass`, `warning`, `error`, `unmatched` or `not compared`.
         input_error: Largest relative difference of what it was given.
         output_error: Largest relative difference of its results.
         expected: What rounding and the inputs' differences explain.
@@ -136,7 +137,9 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
     relative = difference.relative
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
     limit = (call.floor if is_strict else call.tolerance) * call.conditions.get(ours.place, 1.0)
-    if relative is None or relative <= limit or relative <= 2 * noise or ours.place in call.chance:
+    if relative is None:
+        return ResultRow(ours, theirs, difference, NOT_COMPARED, (f"not compared: {_untold(ours, theirs)}",))
+    if relative <= limit or relative <= 2 * noise or ours.place in call.chance:
         return ResultRow(ours, theirs, difference, PASS)
     if ours.place in call.apart:
         return ResultRow(ours, theirs, difference, UNMATCHED, (f"unmatched: {call.apart[ours.place]}",))
@@ -145,9 +148,9 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
 
 
 def most_severe(rows: Iterable[ResultRow]) -> str:
-    """Return the worst of the rows' results (`pass`, `warning`, `error`, `unmatched`)."""
+    """Return the worst of the rows' results: what was not compared is worse than what passes."""
     found = {row.result for row in rows}
-    return next((result for result in (ERROR, WARNING, PASS) if result in found), PASS)
+    return next((result for result in (ERROR, WARNING, NOT_COMPARED) if result in found), PASS)
 
 
 def worst(one: float, other: float) -> float:
@@ -198,6 +201,14 @@ def _flaw(ours: DumpRow, theirs: DumpRow, types: TypePairs) -> str:
     if not ours.is_tensor and repr(ours.max) != repr(theirs.max) and not _are_limits(ours.max, theirs.max):
         return f"argument {ours.max}, but {theirs.max} in the golden dump."
     return ""
+
+
+def _untold(ours: DumpRow, theirs: DumpRow) -> str:
+    """Return why two rows tell nothing of one another."""
+    if ours.checksum and theirs.checksum:
+        return f"{ours.checksum[0]} here, {theirs.checksum[0]} in the golden dump: different checksums."
+    sides = [side for row, side in ((ours, "the target"), (theirs, "the golden dump")) if not row.has_values]
+    return f"no statistics of {dtype_name(ours.dtype)} in {' and '.join(sides) or 'common'}."
 
 
 def _are_limits(ours: object, theirs: object) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.remarks import first_differing
 from trainermon.analysis.compare.summary import causes_of, headline
-from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide
 from trainermon.analysis.graph.values import GraphValue, ValueUse
 
@@ -37,6 +37,7 @@ class NodeVerdict(IntEnum):
 _VERDICTS = {
     PASS: NodeVerdict.PASS,
     UNMATCHED: NodeVerdict.UNMATCHED,
+    NOT_COMPARED: NodeVerdict.NONE,
     WARNING: NodeVerdict.WARNING,
     ERROR: NodeVerdict.ERROR,
 }

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.metrics import norm_ratio, statistics_columns
-from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, ResultRow
+from trainermon.analysis.compare.verdicts import NOT_COMPARED, PASS, UNMATCHED, ResultRow
 
 NOT_AVAILABLE = "N/A"
 REACHED = "Accuracy Reached or Not"
 """What `Result` was called, of tensors, until msprobe 8: Yes, No or Unmatched."""
-_REACHED = {PASS: "Yes", UNMATCHED: "Unmatched"}
+_REACHED = {PASS: "Yes", UNMATCHED: "Unmatched", NOT_COMPARED: NOT_AVAILABLE}
 _BASIC = (
     *("NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape"),
     *("NPU Requires_grad", "Bench Requires_grad"),

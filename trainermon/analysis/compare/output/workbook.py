@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.output.lines import CellSyntax, lines
 from trainermon.analysis.compare.output.tables import header
-from trainermon.analysis.compare.verdicts import ERROR, UNMATCHED, WARNING
+from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, UNMATCHED, WARNING
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.results import writing
 
@@ -24,7 +24,7 @@ _ZIP64_ROWS = 500_000  # from here on a sheet may exceed 2 GiB, for which the zi
 _LEVEL = 1  # of compression: such text shrinks to a tenth, and three times as fast as by default
 _MAX_TEXT = 32_000  # a cell holds 32 767 characters
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # not allowed in XML 1.0, even escaped
-_FILLS = {ERROR: "FFF8CBAD", WARNING: "FFFFF2CC", UNMATCHED: "FFE7E6E6"}
+_FILLS = {ERROR: "FFF8CBAD", WARNING: "FFFFF2CC", UNMATCHED: "FFE7E6E6", NOT_COMPARED: "FFE7E6E6"}
 _STYLES = {result: f' s="{number}"' for number, result in enumerate(_FILLS, start=2)}
 _HEADER_STYLE = ' s="1"'
 
