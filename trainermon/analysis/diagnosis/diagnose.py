@@ -32,10 +32,11 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
     Symptom,
 )
-from trainermon.analysis.diagnosis.firing import firing_alerts
+from trainermon.analysis.diagnosis.firing import with_alerts
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
+from trainermon.analysis.diagnosis.recorded import with_recorded
 from trainermon.analysis.diagnosis.rows.abnormal import explain_abnormal, told_before
 from trainermon.analysis.diagnosis.rows.stored import StoredPlace, locate_in_rows
 from trainermon.analysis.diagnosis.wording import counted, rank_list
@@ -69,12 +70,20 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
         abnormal = explain_abnormal(Path(run_dir), evidence, bad_step=evidence.step if is_bad else None, step=step)
     if abnormal is None:
         before = told_before(Path(run_dir), evidence) if is_bad else ()
-        firing: tuple[str, ...] = ()
-        if step is None and diagnosis.verdict is DiagnosisVerdict.FINITE and evidence.attempt is not None:
-            firing = firing_alerts(Path(run_dir), evidence.attempt)
-        return dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before), firing=firing)
+        diagnosis = dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before))
+        return _otherwise(Path(run_dir), diagnosis, evidence, step)
     later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
     return dataclasses.replace(abnormal, consequences=(later,)) if is_bad else abnormal
+
+
+def _otherwise(run_dir: Path, diagnosis: Diagnosis, evidence: StepEvidence, step: int | None) -> Diagnosis:
+    """Return what else went wrong where every tensor is finite: a recorded number, else what an alert told."""
+    if diagnosis.verdict is not DiagnosisVerdict.FINITE or evidence.attempt is None:
+        return diagnosis
+    diagnosis = with_recorded(run_dir, diagnosis, evidence, step)
+    if step is not None or diagnosis.verdict is not DiagnosisVerdict.FINITE:
+        return diagnosis
+    return with_alerts(run_dir, diagnosis, evidence.attempt)
 
 
 def _may_follow(diagnosis: Diagnosis) -> bool:

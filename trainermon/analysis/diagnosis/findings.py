@@ -18,14 +18,15 @@ class DiagnosisVerdict(TextEnum):
     """How far a diagnosis got.
 
     `located`: the origin is known. `consequence`: what is bad follows from an earlier step. `not_reproduced`: the
-    replay was clean. `finite`: nothing is wrong. `equal`: nothing differs from the reference. `no_evidence`: too little
-    was recorded.
+    replay was clean. `finite`: nothing is wrong. `alerted`: all values were finite, but an alert fired. `equal`:
+    nothing differs from the reference. `no_evidence`: too little was recorded.
     """
 
     LOCATED = "located"
     CONSEQUENCE = "consequence"
     NOT_REPRODUCED = "not_reproduced"
     FINITE = "finite"
+    ALERTED = "alerted"
     EQUAL = "equal"
     NO_EVIDENCE = "no_evidence"
 

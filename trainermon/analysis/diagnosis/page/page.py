@@ -39,6 +39,7 @@ _BADGES = {
     DiagnosisVerdict.CONSEQUENCE: "consequence of an earlier step",
     DiagnosisVerdict.NOT_REPRODUCED: "not reproduced",
     DiagnosisVerdict.FINITE: "nothing wrong found",
+    DiagnosisVerdict.ALERTED: "an alert fired",
     DiagnosisVerdict.EQUAL: "no difference found",
     DiagnosisVerdict.NO_EVIDENCE: "nothing known",
 }
