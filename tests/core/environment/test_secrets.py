@@ -27,6 +27,17 @@ NAMES = [
     "SIGN",
     "LICENSE",
     "optimizer.secret",
+    "SSHPASS",
+    "DBPASS",
+    "DBPASSWORD",
+    "ROOTPW",
+    "userpwd",
+    "dbPass",
+    "pw",
+    "pat",
+    "MYSECRETVALUE",
+    "REDISAUTH",
+    "OAUTH_VALUE",
 ]
 HARMLESS = [
     ("PATH", "/usr/local/sbin:/usr/local/bin:/opt/Some-Long_Name12/bin"),
@@ -43,6 +54,17 @@ HARMLESS = [
     ("keyboard", "us"),
     ("AUTHOR", "somebody"),
     ("signal", "SIGTERM"),
+    ("auth-type", "none"),
+    ("auth_method", "kerberos"),
+    ("pass-through", "3"),
+    ("password_length", "12"),
+    ("compass", "north"),
+    ("bypass", "yes"),
+    ("pattern", "*.txt"),
+    ("path", "/data/some"),
+    ("eos_token", "<|endoftext|>"),
+    ("note", "key: of shape (B, T); line 3: unresolved"),
+    ("step", "a=1,token={token}"),
 ]
 SECRETS = st.text(string.ascii_letters + string.digits, min_size=24, max_size=40).filter(
     lambda text: bits_per_letter(text) > 4.2 and any(letter.isdigit() for letter in text)
@@ -102,6 +124,25 @@ def test_with_a_key_equal_secrets_can_be_told_and_nothing_else():
     assert one.value("TOKEN", "first secret") != one.value("TOKEN", "second secret")
     assert one.value("TOKEN", "first secret") != same.value("TOKEN", "first secret")
     assert len(one.value("TOKEN", "first secret")) == len("<redacted:12345678>")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X-Api-Key: {}",
+        "Authorization: Token {}",
+        "PRIVATE-TOKEN:{}",
+        "Cookie: id={}; other=1",
+        "curl -H 'X-Auth-Token: {}' https://example.com",
+        '{{"password": "{}"}}',
+        "Server=db;Password={};Timeout=3",
+        "mysql --password={}",
+        "ssh node 'train --hub-token {} --lr 1'",
+    ],
+)
+@pytest.mark.parametrize("name", ["header", "H", "SETTINGS"])
+def test_the_value_of_a_header_or_a_pair_within_a_text_is_taken_out(text, name):
+    assert "hello-123" not in str(Redactor().value(name, text.format("hello-123")))
 
 
 def test_nested_values_are_walked():

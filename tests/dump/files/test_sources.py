@@ -141,7 +141,7 @@ class Box:
 
 def test_of_functions_within_one_another_the_innermost_is_kept(tmp_path):
     path = tmp_path / "nested.py"
-    path.write_text(NESTED + "\n" * 10 + PADDING)
+    path.write_text(NESTED)
     lines = path.read_text().split("\n")
     functions = [
         (min([node.lineno, *(part.lineno for part in node.decorator_list)]), node.end_lineno)
@@ -155,8 +155,8 @@ def test_of_functions_within_one_another_the_innermost_is_kept(tmp_path):
         text = sources_text([f"File {path}, line {wanted}, in f, \n x"], [], whole_files=False)
 
         ((begin, kept),) = json.loads(text)["files"][str(path)]["parts"]
-        assert begin == max(1, first - 3)
-        assert kept.split("\n") == lines[begin - 1 : last + 3]
+        assert begin == first
+        assert kept.split("\n") == lines[first - 1 : last]
 
 
 def test_a_class_is_found_where_inspect_finds_it(long_model, tmp_path):
@@ -190,7 +190,69 @@ def test_the_cell_of_a_notebook_is_kept(tmp_path):
     finally:
         del linecache.cache[name]
 
-    assert read_sources(directory).files[name].parts[0].lines == tuple(MODEL.splitlines())
+    kept = "\n".join("\n".join(part.lines) for part in read_sources(directory).files[name].parts)
+    assert "return squash(self.mixed(x))" in kept
+    assert "import functools" not in kept
+
+
+SHORT_SCRIPT = """import sys
+import torch
+from torch import nn
+
+API_TOKEN = "hf_{secret}"
+DBPASS = "{secret}"
+
+
+def unrelated():
+    host = "example.com"
+    password = "{secret}"
+
+
+class Gate(nn.Module):
+    def forward(self, x, token="{secret}"):
+        return torch.tanh(x * self.scale)
+
+
+def beside():
+    return login("me", secret="{secret}")
+"""
+
+
+@pytest.mark.parametrize("source", ["functions", "files"])
+def test_no_secret_of_a_short_script_is_in_any_file_of_a_dump(tmp_path, monkeypatch, source):
+    secret = "correcthorse"
+    path = tmp_path / "short.py"
+    call = f"    y = gate(x) if dict(token='{secret}') else x  # password={secret}\n"
+    path.write_text(SHORT_SCRIPT.format(secret=secret) + f"\n\ndef called(gate, x):\n{call}    return y\n")
+    module = module_of(path, monkeypatch)
+    gate = module.Gate()
+    gate.scale = torch.nn.Parameter(torch.ones(()))
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = gate
+
+        def forward(self, x):
+            return module.called(self.gate, x)
+
+    directory = dumped(Outer(), tmp_path / "out", source=source)
+
+    for file in directory.rglob("*.json"):
+        assert secret not in file.read_text(), file.name
+    kept = "\n".join("\n".join(part.lines) for part in read_sources(directory).files[str(path)].parts)
+    assert "torch.tanh(x * self.scale)" in kept
+    assert ("unrelated" in kept, "beside" in kept, "API_TOKEN" in kept) == ((source == "files"),) * 3
+
+
+def test_secrets_that_another_tool_left_in_a_dump_are_not_read(long_model, tmp_path):
+    directory = dumped(long_model[0].Gate(), tmp_path / "out")
+    for name in ("stack.json", "sources.json"):
+        text = (directory / name).read_text().replace("return squash(self.mixed(x))", "login(token='correcthorse')")
+        (directory / name).write_text(text)
+
+    assert "login(token='<redacted>')" in str(load_raw(directory).stacks)
+    assert "correcthorse" not in f"{load_raw(directory).stacks} {read_sources(directory)}"
 
 
 def test_files_with_the_same_code_keep_their_own_names(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from trainermon.dump.files.sources import NO_SOURCES, SourceFrame, Sources, parse_frame
+from trainermon.core.environment.literals import masked_code
+from trainermon.dump.files.sources import NO_SOURCES, SourceFrame, SourcePart, Sources, function_around, parse_frame
 
 CONTEXT = 5
 _MAX_BYTES = 4 << 20
@@ -61,11 +62,18 @@ def _around(place: SourceFrame, sources: Sources) -> tuple[int, tuple[str, ...],
     """Return the number of a first line, lines from there on, and why there are none."""
     kept = sources.files.get(place.file)
     part = kept.around(place.line) if kept is not None else None
-    if part is not None and part.lines[place.line - part.first].strip() == place.code:
+    if part is not None and _is_recorded(part, place):
         return part.first, part.lines, ""
     lines, missing = _read(place.file)
-    fits = place.code and 0 < place.line <= len(lines) and lines[place.line - 1].strip() == place.code
-    return 1, lines, missing or ("" if fits else "the file has changed since")
+    here = function_around(lines, place.line)
+    if here is not None and place.code and _is_recorded(here, place):
+        return here.first, here.lines, ""
+    return 1, (), missing or "the file has changed since"
+
+
+def _is_recorded(part: SourcePart, place: SourceFrame) -> bool:
+    """Return whether the frame's line is the one in `part`; within a part more may have been told to be secret."""
+    return masked_code(part.lines[place.line - part.first].strip()) == place.code
 
 
 def _read(name: str) -> tuple[tuple[str, ...], str]:

@@ -21,16 +21,28 @@ _LEAST_REMEMBERED = 6  # shorter values would be struck out of innocent texts
 
 # Parts of a name, between anything that is no letter. The first ones are secrets whatever their value is.
 _ALWAYS = re.compile(
-    r"^(SECRETS?|PASS(W.*|PHRASE)?|PWD|AUTH(ORIZATION)?|CRED(S|ENTIALS?)?|COOKIES?|PRIVATE|DSN|WEBHOOKS?)$"
+    r"^(.*SECRET.*|.*PASS(W.*|PHRASE|CODE)|.*(?<!COM)(?<!BY)(?<!TRES)PASS|.*PWD?|O?AUTH(ORIZATION)?|.*CREDENTIALS?|CREDS?"
+    r"|COOKIES?|PRIVATE|DSN|WEBHOOKS?|BEARER|JWT)$"
 )
-_UNLESS_SMALL = re.compile(r"^(.*KEY|KEYS|.*TOKEN|.*SECRET|.*PASSWORD|SESSION|SIGN|SIGNATURE|LICEN[CS]E)$")
+_UNLESS_SMALL = re.compile(r"^(.*KEY|KEYS|.*TOKEN|.*AUTH|PAT|SAS|SESSION|SIG|SIGN|SIGNATURE|LICEN[CS]E)$")
 _NEVER = frozenset(["PWD", "OLDPWD"])  # as the whole name: working directories
-_SMALL = re.compile(r"(?i)^(true|false|none|null|[-+]?[0-9.e-]{1,6})?$")
+_ABOUT = frozenset(
+    ["THROUGH", "TYPE", "METHOD", "MODE", "KIND", "SCHEME", "TIMEOUT", "LENGTH", "LEN", "SIZE", "COUNT", "RETRIES"]
+)
+"""Last parts of a name of something about a secret, or about a pass: `--auth-type`, `--pass-through`."""
+_SMALL = re.compile(r"(?i)^(true|false|none|null|[-+]?[0-9.e-]{1,6}|</?\|?\w*\|?>|\[[a-z]*\])?$")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _PEM = re.compile(r"-----BEGIN [^-]*-----.*?(-----END [^-]*-----|\Z)", re.DOTALL)
 _USER_OF_URL = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
 _QUERY = re.compile(r"(?i)([?&;]([\w.-]*)=)([^&;\s'\"]+)")
+_ASSIGNED = re.compile(
+    r"""(?<![\w.-])(?P<head>-{0,2}(?P<quote>["']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*(?P<sign>[:=])\s*["']?)"""
+    r"""(?P<value>(?<==)[^\s'"&;,]+|(?<=["'])[^\s'"&;,]+|(?<!=)[^\s'",;][^'"\n,;]*)"""
+)
+_AFTER_OPTION = re.compile(r"(?<![\w-])(?P<head>--?(?P<name>[A-Za-z][\w-]*)\s+)(?P<value>[^\s'\"-][^\s'\"]*)")
+_HEADERS = re.compile(r".*[-_.a-z][A-Z-].*|.*_.*|(?i:authorization|cookies?|password|passwd|secret)")
+_FILLED_IN = ("{", "$", "%", REDACTED[:-1])  # a place for a value, and no value
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.+/=~-]{8,}")
 _JWT = re.compile(r"\beyJ[\w-]{5,}\.[\w-]+\.?[\w-]*")
 _KNOWN = re.compile(
@@ -80,6 +92,8 @@ class Redactor:
         text = _QUERY.sub(self._in_query, text)
         for pattern in (_BEARER, _JWT, _KNOWN):
             text = pattern.sub(self._found, text)
+        for pattern in (_ASSIGNED, _AFTER_OPTION):
+            text = pattern.sub(self._if_assigned, text)
         return _WORD.sub(self._if_random, text)
 
     def arguments(self, words: Iterable[str]) -> list[str]:
@@ -123,6 +137,14 @@ class Redactor:
     def _in_query(self, match: re.Match[str]) -> str:
         return match[1] + (self._taken(match[3]) if is_secret_name(match[2], match[3]) else match[3])
 
+    def _if_assigned(self, match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        given = match.groupdict()
+        is_prose = given.get("sign") == ":" and not given["quote"] and not _HEADERS.fullmatch(name)
+        if is_prose or value.startswith(_FILLED_IN) or not is_secret_name(name, value):
+            return match[0]
+        return match["head"] + self._taken(value)
+
     def _if_random(self, match: re.Match[str]) -> str:
         word = match[0]
         if word.startswith(("/", "./", "../", "~")) or not looks_random(word):
@@ -139,9 +161,16 @@ def is_secret_name(name: str, value: str = "") -> bool:
     if name in _NEVER:
         return False
     parts = [part.upper() for part in _PARTS.findall(name)]
+    if len(parts) > 1 and parts[-1] in _ABOUT:
+        return False
     if any(_ALWAYS.match(part) for part in parts):
         return True
-    return any(_UNLESS_SMALL.match(part) for part in parts) and not (value and _SMALL.match(value))
+    return any(_UNLESS_SMALL.match(part) for part in parts) and not (value and is_small(value))
+
+
+def is_small(value: str) -> bool:
+    """Return whether a value is too small for a secret: a truth value, a short number, or the text of a token."""
+    return bool(_SMALL.match(value))
 
 
 def looks_random(word: str) -> bool:

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import trainermon
+from trainermon.core.environment.literals import masked_code
 from trainermon.core.native.library import library_or_none
 
 _OWN = tuple({os.path.dirname(os.path.abspath(trainermon.__file__)), os.path.dirname(os.path.abspath(__file__))})
@@ -140,7 +141,7 @@ def _remembered(frame: FrameType) -> str:
     if len(_TEXTS) >= MAX_TEXTS:
         _TEXTS.clear()
     code = frame.f_code
-    source = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    source = masked_code(linecache.getline(code.co_filename, frame.f_lineno).strip())
     text = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}, \n {source}"
     _TEXTS[id(code), frame.f_lasti] = text, code
     return text

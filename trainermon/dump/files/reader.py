@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainermon.core.environment.literals import masked_code
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.records import (
     BACKWARD,
@@ -162,7 +163,7 @@ def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
         if not (directory / DUMP_FILE).exists() and (directory / PARTIAL_FILE).is_file():
             stacks = load_partial(directory / PARTIAL_FILE).stacks
         else:
-            stacks = _load_json(directory / STACK_FILE) or {}
+            stacks = _load_stacks(directory)
         return {key: tuple(frames) for keys, frames in stacks.values() for key in keys}
 
 
@@ -194,7 +195,7 @@ def _add_line(raw: RawDump, record: dict[str, Any]) -> None:
         case {"info": info, "task": task, "level": level}:
             raw.info, raw.task, raw.level = info, task, level
         case {"frames": frames, "stack": number}:
-            raw.stacks[str(number)] = ([], frames)
+            raw.stacks[str(number)] = ([], list(map(masked_code, frames)))
         case {"node": key, "parent": parent}:
             raw.construct[key] = parent
             if "stack" in record:
@@ -221,8 +222,14 @@ def _load_files(directory: Path) -> RawDump:
         data=dumped["data"],
         root=info.get("root", {}),
         construct=_load_json(directory / CONSTRUCT_FILE) or {},
-        stacks={key: (value[0], value[1]) for key, value in (_load_json(directory / STACK_FILE) or {}).items()},
+        stacks=_load_stacks(directory),
     )
+
+
+def _load_stacks(directory: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Return stack.json, in whose lines others than we may have left secrets."""
+    found = _load_json(directory / STACK_FILE) or {}
+    return {key: (value[0], list(map(masked_code, value[1]))) for key, value in found.items()}
 
 
 def _load_json(path: Path) -> Any:

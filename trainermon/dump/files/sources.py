@@ -12,17 +12,16 @@ import re
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainermon.core.environment.literals import masked_code
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.records import SOURCES_FILE
 
-_SHORT_FILE = 200
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
-_AROUND = 3
 _MAX_CHARACTERS = 8 << 20
 _FRAME = re.compile(r"File (.+?), line (\d{1,9}), in ([^,:\n]+)(?:[,:]\s*(.*))?", re.DOTALL)
 
@@ -95,7 +94,7 @@ def parse_frame(text: str) -> SourceFrame | None:
     SourceFrame(file='/a/model.py', line=7, function='forward', code='return self.fc(x)')
     """
     match = _FRAME.fullmatch(text.strip())
-    return match and SourceFrame(match[1], int(match[2]), match[3].strip(), (match[4] or "").strip())
+    return match and SourceFrame(match[1], int(match[2]), match[3].strip(), masked_code((match[4] or "").strip()))
 
 
 def is_library(file: str) -> bool:
@@ -106,11 +105,11 @@ def is_library(file: str) -> bool:
 def sources_text(frames: Iterable[str], classes: Iterable[type], *, whole_files: bool) -> str:
     """Return the text of sources.json for the code that `frames` (texts of frames) and `classes` name.
 
-    Kept are the functions around the frames' lines and the forwards of `classes`, with three lines before and after,
-    and whole files of up to 200 lines, or all files whole. Only Python is: files whose name ends in `.py`, and cells of
-    notebooks; as they were when they were first looked at, which is what the frames show too. Classes of torch are left
-    out, and files beyond eight million characters in all. Cost: each file is parsed once in a process, some 10 ms for a
-    thousand lines; nothing for the code of the last dump.
+    Kept are the functions around the frames' lines and the forwards of `classes`, alone the frames' lines that are in
+    no function, or all files whole; always without secrets. Only Python is: files whose name ends in `.py`, and cells
+    of notebooks; as they were when they were first looked at, which is what the frames show too. Classes of torch are
+    left out, and files beyond eight million characters in all. Cost: each file is parsed once in a process, some 10 ms
+    for a thousand lines; nothing for the code of the last dump.
     """
     return _sources_text(frozenset(frames), frozenset(classes), whole_files)
 
@@ -153,7 +152,7 @@ def read_sources(directory: Path) -> Sources:
             name: SourceFile(
                 str(file["sha256"]),
                 int(file["lines"]),
-                tuple(SourcePart(int(first), tuple(text.split("\n"))) for first, text in file["parts"]),
+                tuple(SourcePart(int(first), tuple(masked_code(text).split("\n"))) for first, text in file["parts"]),
             )
             for name, file in found["files"].items()
         }
@@ -178,22 +177,25 @@ def _lines(name: str) -> tuple[str, ...]:
     return tuple(line.rstrip("\n") for line in linecache.getlines(name))
 
 
-def _parts(lines: tuple[str, ...], wanted: Iterable[int], *, whole: bool) -> Iterator[SourcePart]:
+def _parts(lines: Sequence[str], wanted: Iterable[int], *, whole: bool = False) -> Iterator[SourcePart]:
     """Yield what is kept of a file, of which the lines with the numbers `wanted` are to be shown."""
-    if whole or len(lines) <= _SHORT_FILE:
-        yield SourcePart(1, lines)
-        return
     known = sorted(line for line in wanted if 0 < line <= len(lines))
-    around = set(_innermost(_parsed("\n".join(lines)).functions, known))
+    around = {(1, len(lines))} if whole else set(_innermost(_parsed("\n".join(lines)).functions, known))
     begin, end = 1, 0
-    for first, last in sorted((max(1, first - _AROUND), min(len(lines), last + _AROUND)) for first, last in around):
+    for first, last in [*sorted(around), (len(lines) + 2, 0)]:
         if first > end + 1:
             if end:
-                yield SourcePart(begin, lines[begin - 1 : end])
+                yield SourcePart(begin, tuple(masked_code("\n".join(lines[begin - 1 : end])).split("\n")))
             begin = first
         end = max(end, last)
-    if end:
-        yield SourcePart(begin, lines[begin - 1 : end])
+
+
+def function_around(lines: Sequence[str], line: int) -> SourcePart | None:
+    """Return the innermost function around the line with this number, without secrets; the line alone if it is in none.
+
+    None: there is no such line.
+    """
+    return next(_parts(lines, [line]), None)
 
 
 def _innermost(functions: Iterable[tuple[int, int]], wanted: Iterable[int]) -> Iterator[tuple[int, int]]:

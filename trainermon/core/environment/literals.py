@@ -1,0 +1,140 @@
+"""Takes secrets out of Python code: literals that go by a secret name, and whatever looks like a secret."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from trainermon.core.environment.secrets import REDACTED, Redactor, is_secret_name, is_small
+
+_TOKEN = re.compile(
+    r"(?P<comment>#[^\n]*)"
+    r"|(?P<prefix>[rbufRBUF]{0,2})(?P<quote>\"\"\"|'''|\"|')"
+    r"|(?P<name>[A-Za-z_]\w*)|(?P<number>\d[\w.]*)|(?P<mark>[()\[\]{},\n])"
+)
+_ENDS = {
+    quote: re.compile(rf"(?P<content>(?:\\.|{inside})*?)(?P<end>{quote}|(?=\\?\Z){short})", re.DOTALL)
+    for quote, inside, short in (('"""', r"[^\\]", ""), ("'''", r"[^\\]", ""), ('"', r'[^"\\\n]', r"|(?=\n)"),
+                                 ("'", r"[^'\\\n]", r"|(?=\n)"))
+}  # fmt: skip
+_TAKES = re.compile(r"\s*(?:\[[^\]\n]*\]\s*)?(?:[:!+|]?=|:)")  # an assignment, a default, a comparison
+_SETS = re.compile(r"(?i)^(set|use|with|add)(?=_|[A-Z])")
+_KEY = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
+_CONSTANT = re.compile(r"[A-Z][A-Z0-9_]*")
+_SUBSCRIPT = re.compile(r"[\w)\]]\[\s*\Z")
+_OF_METHOD = re.compile(
+    r"\.(?:replace|r?split|[lr]?strip|remove(?:prefix|suffix)|startswith|endswith|join|format|encode|decode)"
+    r"\([^()]*\Z"
+)
+_OPTION = re.compile(r"add_(?:argument|option)\(\s*(?:\"-\w\"|'-\w')?,?\s*\Z")
+_BEFORE = 80
+
+
+class _Reach(NamedTuple):
+    """How far a secret name reaches: literals from here on are its value.
+
+    Attributes:
+        depth: How many brackets are open around it; it ends with them.
+        commas: How many commas at that depth it still goes beyond.
+        is_strong: Whether small values, and numbers, are secrets too.
+    """
+
+    depth: int
+    commas: int
+    is_strong: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def masked_code(text: str) -> str:
+    """Return Python code, whole or a line of it, without secrets; it keeps its number of lines.
+
+    A literal is a secret if it is assigned to, given as, or compared with a secret name (`token="…"`), stands behind
+    such a name that is a text itself (`"--token", "…"`), or looks like one. Cost: one pass over the text.
+
+    >>> masked_code('login(token="abc", mode="max")')
+    'login(token="<redacted>", mode="max")'
+    """
+    return _Masking(text).masked()
+
+
+class _Masking:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._redactor = Redactor()
+        self._depth = 0
+        self._reach: _Reach | None = None
+
+    def masked(self) -> str:
+        found: list[str] = []
+        at = 0
+        while match := _TOKEN.search(self._text, at):
+            found.append(self._text[at : match.start()])
+            at = match.end()
+            if match["quote"]:
+                whole = _ENDS[match["quote"]].match(self._text, at)
+                assert whole is not None  # it ends with the text at the latest
+                content = self._string(whole["content"], match.start(), whole.end())
+                found.append(f"{match[0]}{content}{whole['end']}")
+                at = whole.end()
+            else:
+                found.append(self._other(match))
+        return "".join([*found, self._text[at:]])
+
+    def _other(self, match: re.Match[str]) -> str:
+        word = match[0]
+        if match["comment"]:
+            return self._redactor.text(word)
+        if match["name"]:
+            self._name(word, match.start(), match.end())
+        elif match["mark"]:
+            self._mark(word, match.start())
+        elif self._reach is not None and self._reach.is_strong and len(word) > 3:
+            return REDACTED
+        return word
+
+    def _name(self, name: str, start: int, end: int) -> None:
+        if not is_secret_name(name) or name.endswith(("Error", "Exception")):
+            return
+        is_strong = is_secret_name(name, "1")
+        is_call = self._text[end : end + 1] == "(" and not self._before(start).endswith("def ")
+        if _TAKES.match(self._text, end) or (is_call and (is_strong or _SETS.match(name))):
+            self._reach = _Reach(self._depth, 0, is_strong)
+
+    def _mark(self, mark: str, start: int) -> None:
+        self._depth = max(0, self._depth + (mark in "([{") - (mark in ")]}"))
+        reach = self._reach
+        if reach is None:
+            return
+        is_over = self._depth < reach.depth
+        if mark == "\n":
+            is_over = not self._depth and not self._before(start).endswith("\\")
+        elif mark == "," and self._depth == reach.depth:
+            is_over = not reach.commas
+            reach = reach._replace(commas=reach.commas - 1)
+        self._reach = None if is_over else reach
+
+    def _string(self, content: str, start: int, end: int) -> str:
+        before = self._before(start)
+        is_taken = self._reach is not None and self._is_value(content, before, self._reach)
+        clean = REDACTED if is_taken else self._redactor.text(content)
+        if not is_taken and _KEY.fullmatch(content) and is_secret_name(content.lstrip("-")):
+            self._key(content.lstrip("-"), before, end)
+        return clean + "\n" * (content.count("\n") - clean.count("\n"))
+
+    def _is_value(self, content: str, before: str, reach: _Reach) -> bool:
+        if not content or (is_small(content) and not reach.is_strong):
+            return False
+        if _SUBSCRIPT.search(before) or _OF_METHOD.search(before):
+            return False
+        is_argument = before.rstrip().endswith(("(", ",")) and self._depth > reach.depth
+        return not (is_argument and _CONSTANT.fullmatch(content) and is_secret_name(content))
+
+    def _key(self, name: str, before: str, end: int) -> None:
+        following = self._text[end : end + _BEFORE].lstrip()[:1]
+        depth = self._depth - (following in ("]", ")"))
+        commas = 99 if _OPTION.search(before) else int(following == ",")
+        self._reach = _Reach(depth, commas, is_secret_name(name, "1"))
+
+    def _before(self, start: int) -> str:
+        return self._text[max(0, start - _BEFORE) : start]
