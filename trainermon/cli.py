@@ -13,6 +13,7 @@ import trainermon
 from trainermon import usage
 from trainermon.core.errors import TrainermonError
 from trainermon.core.terminal import manners
+from trainermon.msprobe import checker_words
 
 COMMANDS = {
     "run": (
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done, 1: refused or failed, 2: wrong usage, 130: interrupted. A command may have statuses of its own.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = checker_words.translated(sys.argv[1:] if argv is None else argv)
     asked_for = next((word for word in words if word in COMMANDS), None)
     try:
         return _run(words, asked_for)

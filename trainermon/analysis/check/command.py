@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_options(run)
     add_reference_options(run)
     add_baseline(run)
-    run.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
+    run.add_argument("-j", "-jit_compile", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
     ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
     ops.add_argument("--device", default="cpu", help="the device, cuda:0 (default: %(default)s)")
@@ -110,6 +110,8 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
         "-f",
         "--format",
         action="extend",
+        nargs="?",
+        const="",
         type=_formats,
         metavar=",".join(FORMATS),
         help="what to write into -o DIR (default: csv,json)",
@@ -126,8 +128,8 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
 
 
 def _formats(text: str) -> list[str]:
-    """Return the formats in `csv,html`."""
-    names = text.split(",")
+    """Return the formats in `csv,html`; none of nothing."""
+    names = text.split(",") if text else []
     if not set(names) <= set(FORMATS):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected some of {', '.join(FORMATS)}")
     return names
@@ -144,6 +146,8 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.action in ("against", "calibrate", "overflow", "follow"):
         return int(args.run(args))
+    if args.format == [] and args.action == "run":  # msprobe's `-f` takes no value
+        args.unique = True
     if args.format and args.output is None:
         raise ConfigError("-f says what to write: expected -o DIR with it")
     args.journal = None

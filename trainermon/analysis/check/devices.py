@@ -39,7 +39,12 @@ def chosen_devices(text: str, ids: Sequence[str] | None = None) -> tuple[str, ..
     Raises:
         ConfigError: A device is not there, or is named twice.
     """
-    names = [f"{_accelerator()}:{number}" for number in ids] if ids and _accelerator() else text.split(",")
+    numbers = text.split(",")
+    if not ids and all(number.strip().isdecimal() for number in numbers):
+        ids = [number.strip() for number in numbers]
+        if not _accelerator():
+            raise ConfigError(f"--device {text}: found a number, and no accelerator: expected cpu, or leave it out")
+    names = [f"{_accelerator()}:{number}" for number in ids] if ids and _accelerator() else numbers
     devices = tuple(name.strip() for name in names if name.strip() != RECORDED)
     for device in devices:
         require_device(device)

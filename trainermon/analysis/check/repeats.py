@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# What a dump says of an argument that is about its numbers, or where they are kept.
-_OF_NUMBERS = frozenset(["Max", "Min", "Mean", "Norm", "md5", "data_name", "tensor_stat_index", "trainermon"])
+# What a dump says of a tensor that is not about its numbers, or which one it is.
+_OF_KIND = ("type", "dtype", "shape", "requires_grad")
+_KEPT_ELSEWHERE = frozenset(["md5", "data_name", "tensor_stat_index", "trainermon"])
 
 
 def repeated_calls(data: Mapping[str, Any]) -> set[str]:
@@ -30,8 +31,10 @@ def repeated_calls(data: Mapping[str, Any]) -> set[str]:
 
 def _without_numbers(value: Any) -> Any:
     match value:
+        case {"dtype": _, "shape": _}:
+            return {name: value.get(name) for name in _OF_KIND}
         case dict():
-            return {name: _without_numbers(item) for name, item in value.items() if name not in _OF_NUMBERS}
+            return {name: _without_numbers(item) for name, item in value.items() if name not in _KEPT_ELSEWHERE}
         case list():
             return [_without_numbers(item) for item in value]
         case _:

@@ -36,7 +36,10 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="save inputs and results of wrong calls here")
     parser.add_argument(
-        "-save_error_data", action="store_true", help="the same, into error_data_path of the configuration (msprobe)"
+        "-save_error_data",
+        "--save_error_data",
+        action="store_true",
+        help="the same, into error_data_path of the configuration (msprobe)",
     )
 
 

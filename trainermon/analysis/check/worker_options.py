@@ -28,7 +28,12 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
 def add_judging_options(parser: argparse.ArgumentParser) -> None:
     """Add those that say where calls are judged, and run again."""
     parser.add_argument(
-        "--jobs", "-n", type=int, metavar="N", help="judge in N processes of one thread each (default: in this one)"
+        "--jobs",
+        "-n",
+        "--num_splits",
+        type=int,
+        metavar="N",
+        help="judge in N processes of one thread each (default: in this one)",
     )
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="pass over a call that takes longer than S seconds, in a process"
