@@ -19,11 +19,12 @@ from trainermon.accuracy.legacy_metrics import LegacyVerdict
 from trainermon.accuracy.places import Place, index_at, place_of
 from trainermon.accuracy.products import GradientSum, RankSum
 from trainermon.accuracy.randomness import is_drawn, is_idle, odds_against
-from trainermon.accuracy.reference import Reference, unit_roundoff
+from trainermon.accuracy.reference import Reference, smallest_number, unit_roundoff
 
 _SINGLE = 2.0**-24
 _SIGNS_TESTED = 1000
 _SIGN_Z = 8.0
+_LOST_STEPS = 4.0
 # A computation that rounds on the way is off in many elements: so few, so far off, are something else.
 _MANY, _FEW, _FAR_OFF, _USUAL = 8, 1e-3, 8.0, 4.0
 # Of complex numbers they are, or divide by, square roots of sums.
@@ -45,6 +46,8 @@ _WITH_MORE = {
 }
 
 
+UNDERFLOW = "range: below the smallest number of float16; use a loss scale"
+"""The reason of a gradient that is lost, and of what is made of it."""
 WRITTEN = "what it writes into its argument is not judged: the dump has it from before the call"
 """The reason of what stands behind the results of a call that has side effects, as running statistics."""
 
@@ -255,15 +258,33 @@ class _FloatingResult:
         if self._jumps(above, allowed, reference.alternatives(number)):
             return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
         if coarsest > _SINGLE and self._family is not Family.EXACT:
-            rough = self._ratios(error, reference.allowed(number, self._given.dtype, coarsest), wrong)
-            off = torch.where(same, 0.0, self._wide - self._rounded)
-            is_small = float(error.norm()) <= reference.allowed_norm(number, coarsest)
-            is_small = is_small and not reference.is_scaled(off, coarsest)
-            if not bool((rough > 1).any()) and is_small and not _is_isolated(fine, error):
-                return self._result(Status.WARNING, "coarse", fine, above, ends)
+            lost = self._below_smallest(coarsest, reference.num_parts)
+            for step, reason in ((torch.zeros_like(lost), "coarse"), (lost, UNDERFLOW)):
+                if self._is_rough((error - step).clamp(min=0), fine, reference, number, coarsest):
+                    return self._result(Status.WARNING, reason, fine, above, ends)
         return self._result(
             Status.ERROR, "inexact" if self._family is not Family.EXACT else "differs", fine, above, ends
         )
+
+    def _is_rough(
+        self, error: Tensor, fine: Tensor, reference: Reference | GradientSum | RankSum, number: int, coarsest: float
+    ) -> bool:
+        """Return whether errors are those of a computation in the coarsest type throughout."""
+        off = torch.where(error == 0, 0.0, (self._wide - self._rounded).sgn() * error)
+        if float(error.norm()) > reference.allowed_norm(number, coarsest) or reference.is_scaled(number, off, coarsest):
+            return False
+        allowed = reference.allowed(number, self._given.dtype, coarsest)
+        return not bool((error > allowed).any()) and not _is_isolated(torch.where(error > 0, fine, 0.0), error)
+
+    def _below_smallest(self, coarsest: float, num_parts: int) -> Tensor:
+        """Return how much of each element may be lost below the smallest number of float16, if that is computed in.
+
+        Some steps for each call that adds to it: its result, and what it makes on the way.
+        """
+        if coarsest != unit_roundoff(torch.float16):
+            return torch.zeros(self._given.shape, dtype=torch.float64)
+        is_tiny = self._exact.abs() < torch.finfo(torch.float16).tiny
+        return is_tiny * (_LOST_STEPS * num_parts * smallest_number(torch.float16))
 
     def _range_ends(self) -> Tensor:
         """Return where float64 leaves the type's range, and the result is infinite or its largest number."""

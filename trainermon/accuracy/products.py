@@ -350,10 +350,12 @@ class GradientSum:
 
     Attributes:
         results: The gradient.
+        num_parts: How many calls make it up.
     """
 
     def __init__(self, parts: Sequence[tuple[GivenBack, int]], like: Tensor) -> None:
         self._parts = parts
+        self.num_parts = len(parts)
         self._output = like.dtype
         self._zero = torch.zeros(like.shape, dtype=torch.complex128 if like.is_complex() else torch.float64)
         self.results = [self._sum([_of(product.results, number) for product, number in parts])]
@@ -373,7 +375,7 @@ class GradientSum:
         """Return the norm that the errors of all elements together may have."""
         return allowed_norm(self.allowed(number, self._output, unit))
 
-    def is_scaled(self, error: Tensor, unit: float) -> bool:
+    def is_scaled(self, _number: int, error: Tensor, unit: float) -> bool:
         """Return whether one of the calls gives back too much or too little by a factor that no rounding explains."""
         return any(
             common_factor(error, _of(product.results, place)).is_systematic(unit)
@@ -404,7 +406,10 @@ class RankSum:
 
     Attributes:
         results: The sum.
+        num_parts: One: ranks send what they send.
     """
+
+    num_parts = 1
 
     def __init__(self, parts: Sequence[Tensor], factor: float = 1.0) -> None:
         wide = [plain(part).to(torch.complex128 if part.is_complex() else torch.float64) for part in parts]
@@ -421,7 +426,7 @@ class RankSum:
         """Return infinity: errors are not limited as a whole."""
         return math.inf
 
-    def is_scaled(self, _error: Tensor, _unit: float) -> bool:
+    def is_scaled(self, _number: int, _error: Tensor, _unit: float) -> bool:
         """Return False: each addition may round."""
         return False
 

@@ -20,12 +20,18 @@ from trainermon.accuracy.allowances import Allowance, allowance_of
 from trainermon.accuracy.calls import OperationCall, RepeatableCall, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.inner_sums import error_of_sums
+from trainermon.accuracy.whole_errors import allowed_norm, common_factor
 
 NUM_PROBES = 4
 # Each pair of columns agrees in half of the rows: up to four arguments have every sign relative to the first.
 _TURNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 _SINGLE = 2.0**-24
 _SAMPLED, _MOST = 1 << 16, 0.75
+_PARTIAL_SUMS = 64
+# In roundoffs: what one number that is rounded on the way, as a scale, makes all elements off by.
+_FACTOR = 3.0
+# They add to what is there, one after the other.
+_ONE_BY_ONE = ("cumsum", "embedding_bag", "index_add", "scatter_add")
 # What they give depends on the type that they are given, not only on the numbers in it.
 OF_OWN_TYPE = frozenset(
     ["hash_tensor", "nan_to_num", "nextafter", "view", "view_copy", "frexp", "item", "type", "bincount"]
@@ -51,10 +57,13 @@ class Reference:
 
     Attributes:
         results: Every tensor of the result, in order; floating ones in float64.
+        num_parts: How many calls make them up.
 
     Raises:
         Exception: Whatever the operation raises, if it cannot be run in float64 on the CPU.
     """
+
+    num_parts = 1
 
     def __init__(self, call: OperationCall, family: Family, name: str = "") -> None:
         self._again = RepeatableCall(call)
@@ -93,28 +102,47 @@ class Reference:
         if share.ones:
             allowed = allowed + 2 * share.ones * unit
         if share.sums:
-            allowed = allowed + share.sums * math.sqrt(self._num_terms(number)) * unit * self._magnitude(number)
+            allowed = allowed + share.sums * unit * self._error_of_sum(number, unit)
         if share.probes and (self._family is not Family.ROUNDED or self._has_float_numbers):
             moved = self._moved(number) * (unit / _SINGLE)
             allowed = allowed + share.probes * floored(moved, share)
         lost = error_of_sums(self._name, self._call, exact)
         return allowed if lost is None else allowed + unit * lost
 
+    def _error_of_sum(self, number: int, unit: float) -> Tensor:
+        """Return how many roundoffs of what is summed a sum may be off by, of each element.
+
+        In float32 sums are taken in parts, and these are added: where signs are mixed, no partial sum comes near the
+        sum of all magnitudes.
+        """
+        terms, size = self._num_terms(number), self._magnitude(number)
+        one_by_one = math.sqrt(terms) * size
+        if self._family is not Family.SUM or unit > _SINGLE or self._name.rstrip("_") in _ONE_BY_ONE:
+            return one_by_one
+        in_parts = torch.maximum(math.sqrt(terms) * self.results[number].abs(), math.log2(2 * terms) * size)
+        return torch.minimum(one_by_one, in_parts)
+
     def allowed_norm(self, number: int, unit: float) -> float:
-        """Return the norm that the errors of the result `number` together may have; infinite if it is no sum.
+        """Return the norm that the errors of the result `number` together may have.
 
         A sum that is rounded to `unit` after each term is off by that share of what it has come to so far. With signs
         at random that is the root of the sum of squares of its terms, which the call gives for its squared inputs.
+        Products round a few partial sums, whatever their length. Of other operations each error is far below what it
+        is allowed, in most elements.
         """
-        if self._family not in (Family.CONTRACTION, Family.SUM) or self._is_sparse:
+        if self._is_sparse:
             return math.inf
+        if self._family not in (Family.CONTRACTION, Family.SUM):
+            return allowed_norm(self.allowed(number, torch.float64, unit))
         squares = self._again.run(torch.float64, _squared)[number].abs()
         walk = max(float(squares.sum().sqrt()), float(self.results[number].abs().norm()))
-        return 2 * math.sqrt(self._num_terms(number)) * unit * walk
+        terms = self._num_terms(number)
+        return 2 * math.sqrt(min(terms, _PARTIAL_SUMS) if self._family is Family.CONTRACTION else terms) * unit * walk
 
-    def is_scaled(self, _error: Tensor, _unit: float) -> bool:
-        """Return False: results are judged element by element, and by their norm."""
-        return False
+    def is_scaled(self, number: int, error: Tensor, unit: float) -> bool:
+        """Return whether all elements are off by one factor that rounding to `unit` does not explain."""
+        found = common_factor(error, self.results[number])
+        return self._family is not Family.WINDOW and found.is_systematic(unit, _FACTOR)
 
     def alternatives(self, number: int) -> list[Tensor]:
         """Return the result `number` of runs with slightly moved inputs, for results that jump; [] if it is exact."""

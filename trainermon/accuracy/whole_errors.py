@@ -33,9 +33,12 @@ class CommonFactor(NamedTuple):
     share: float
     number: float
 
-    def is_systematic(self, unit: float) -> bool:
-        """Return whether rounding to `unit` cannot be why: it is too large, and no accident of so many elements."""
-        if self.number < _ENOUGH or abs(self.factor) <= _FACTOR * unit:
+    def is_systematic(self, unit: float, most: float = _FACTOR) -> bool:
+        """Return whether rounding to `unit` cannot be why: it is too large, and no accident of so many elements.
+
+        `most` is how many roundoffs it may be.
+        """
+        if self.number < _ENOUGH or abs(self.factor) <= most * unit:
             return False
         rest = max(1 - self.share, 1e-300)
         return math.sqrt(self.share * (self.number - 1) / rest) > _CERTAIN

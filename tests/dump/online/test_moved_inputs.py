@@ -65,6 +65,18 @@ def test_unstable_mathematics_is_a_note_and_no_error(tmp_path):
     assert float(row["condition"]) > 500  # 1.5 / 1e-3 by hand
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pair", [((64,), (64,)), ((64, 1), (64, 1)), ((64,), (8, 64)), ((8, 64), (8, 64))])
+def test_two_operands_that_cancel_are_named(tmp_path, dtype, pair):
+    near, small = torch.rand(pair[0]).to(dtype) + 1000, torch.rand(pair[1]).to(dtype)
+    other = (near + small * (8 if dtype is torch.bfloat16 else 0.01)).to(dtype)
+
+    [row] = tried(tmp_path, lambda: torch.sub(near, other), pert_mode="add_noise")
+
+    assert (row["status"], row["reason"]) == ("condition", "condition")
+    assert float(row["condition"]) > 50
+
+
 def test_a_stale_result_is_found(tmp_path):
     def step():
         with FaultyKernels(lambda result: result.fill_(1.0), "exp"):

@@ -16,21 +16,25 @@ from trainermon.dump.online.options import Perturbation
 _NOISE = {torch.bfloat16: 1e-4, torch.float16: 1e-6, torch.float32: 1e-8}
 _BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 _PERIOD = 65_521
+_SEEDS = 1 << 16
 _UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
 def mover_of(mode: Perturbation, seed: int) -> Callable[[Any], Any]:
     """Return what moves a leaf of a call's arguments in `mode`; `seed` chooses the signs of the noise.
 
-    A leaf that is no tensor of 16 or 32 bits stays as it is. Nothing is written to.
+    A leaf that is no tensor of 16 or 32 bits stays as it is. Nothing is written to. Signs differ from one tensor to the
+    next: moved alike, two that are subtracted would hide that they cancel. One that is given twice is moved alike.
     """
+    places: dict[int, int] = {}
 
     def move(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype not in _NOISE or not value.numel():
             return value
         match mode:
             case Perturbation.ADD_NOISE:
-                return _with_noise(value, seed)
+                place = places.setdefault(value.data_ptr(), len(places))
+                return _with_noise(value, seed + _SEEDS * place)
             case Perturbation.BIT_NOISE:
                 return _with_flipped_bit(value)
             case Perturbation.CHANGE_VALUE:
