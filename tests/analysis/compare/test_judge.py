@@ -351,6 +351,16 @@ def test_what_stood_in_a_buffer_before_it_is_filled_says_nothing(key, given, fil
     assert set(comparison.row_counts()) == {"pass"}
 
 
+@pytest.mark.parametrize(("beta", "result"), [(0.0, "pass"), (1.0, "error")])
+def test_what_is_multiplied_by_zero_before_it_is_added_to_says_nothing(beta, result, tmp_path):
+    def dump(chance):
+        number = {"type": "float", "value": beta}
+        call = forward(form(chance), form(2.0), form(3.0), output=form(5.0), beta=number)
+        return {"Torch.baddbmm.0.forward": call}
+
+    assert found(tmp_path, dump(math.nan), dump(1e38)).calls[0].result == result
+
+
 def test_of_a_batch_what_is_received_is_a_buffer_and_what_is_sent_is_not(tmp_path):
     def batch(sent, chance):
         taken, given = [sent, chance], [sent, 5.0]

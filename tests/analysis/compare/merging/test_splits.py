@@ -220,3 +220,59 @@ def test_sizes_that_mean_nothing_are_refused_on_the_command_line_too(tmp_path, c
     assert main(["compare", str(tmp_path), str(tmp_path), "--target-split", "tp"]) == 1
 
     assert "found 'tp', expected sizes such as tp=2,pp=4" in capsys.readouterr().err
+
+
+def a_share(folder, rank, axes, data, partial=()):
+    info = {"layout": {"axes": axes, "splits": {}, "partial": list(partial), "renamed": {}}}
+    return write_dump(folder / "step0" / f"rank{rank}", data, info=info)
+
+
+def norms(*values):
+    """Return calls of a model and of norms outside of it, of tensors of one shape with these norms."""
+    found = {"Module.fc.Linear.forward.0": forward(tensor(), output=tensor())}
+    for number, value in enumerate(values):
+        result = {**tensor(shape=(), value=value), "Min": value, "Mean": value}
+        found[f"Torch.norm.{number}.forward"] = forward(tensor(value=value), output=result)
+    return found
+
+
+def test_norms_of_what_each_rank_has_are_no_finding_between_other_splits(tmp_path):
+    for rank, values in enumerate([(3.0, 1.0), (4.0,)]):
+        a_share(tmp_path / "a", rank, {"tp": [rank, 2]}, norms(*values))
+        a_share(tmp_path / "b", rank, {"pp": [rank, 2]}, norms(6.9, 2.0) if rank == 0 else norms(1.5))
+
+    (comparison,) = compare(tmp_path / "a", tmp_path / "b")
+
+    assert {call.key for call in comparison.calls} == {"Module.fc.Linear.forward.0"}
+    assert comparison.row_counts() == {"pass": 2}
+    assert any("rows of functions are each rank's own" in note for note in comparison.notes)
+
+
+def test_a_number_is_a_sum_of_parts_only_to_the_last_digits(tmp_path):
+    for rank, value in enumerate([3.0, 4.0]):  # 5 is the norm of both: 7 is 1.4 times as much
+        a_share(tmp_path / "a", rank, {"tp": [rank, 2]}, norms(value))
+    a_share(tmp_path / "b", 0, {"tp": [0, 1]}, norms(6.8))
+
+    (comparison,) = compare(tmp_path / "a", tmp_path / "b", options=CompareOptions(golden_sizes=ONE))
+
+    assert comparison.blamed == ()
+
+
+def test_a_split_sequence_beside_a_whole_one_is_no_difference(tmp_path):
+    """One side has copies of what the other deals out along the sequence, and summands of the norm's gradient."""
+    low, high, whole = 3.0, 4.0, 5.0
+    key, gradients = "Module.norm.LayerNorm.forward.0", "Module.norm.LayerNorm.parameters_grad"
+    for rank, (value, mean) in enumerate([(low, 0.25), (high, 0.5)]):
+        part = {"Max": whole, "Min": -whole, "Mean": 0.0, "Norm": value}
+        given = {**tensor(shape=(4, 2)), **part}
+        summand = {**tensor(shape=(2,)), "Mean": mean}
+        data = {key: forward(given, output=given), gradients: {"weight": [summand]}}
+        a_share(tmp_path / "sequence", rank, {"tp": [rank, 2]}, data, partial=["norm.weight"])
+        given = {**tensor(shape=(8, 2)), **part, "Norm": whole}
+        data = {key: forward(given, output=given), gradients: {"weight": [{**tensor(shape=(2,)), "Mean": 0.75}]}}
+        a_share(tmp_path / "whole", rank, {"tp": [rank, 2]}, data)
+
+    for sides in (("sequence", "whole"), ("whole", "sequence")):
+        (comparison,) = compare(*(tmp_path / side for side in sides))
+        assert set(comparison.row_counts()) <= {"pass", "not compared"}
+        assert comparison.row_counts()["pass"] >= 2

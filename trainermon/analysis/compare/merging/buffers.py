@@ -1,4 +1,4 @@
-"""Which arguments a communication fills: what stood in them before is chance, as memory that `empty` gave."""
+"""Which arguments a call fills or does not look at: what stood in them is chance, as memory that `empty` gave."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ _FILLED = {
     "scatter": (0, "tensor"),
 }
 """Position and name of the argument that an operation fills. Not `broadcast`'s: that of its root counts."""
+_ADDED_TO = frozenset(["addbmm", "addmm", "addmv", "addr", "baddbmm"])
+"""Functions that multiply their first argument by `beta`, and do not look at it if that is 0."""
 _BATCH = "batch_isend_irecv"
 
 
 def fills(call: DumpCall, place: str) -> bool:
-    """Return whether a communication fills the argument at `place` (`input.0`, `input.0.1.tensor`)."""
+    """Return whether a call does not look at the argument at `place` (`input.0`, `input.0.1.tensor`)."""
+    if call.name.rstrip("_") in _ADDED_TO and place in ("input.0", "input.input"):
+        return any(item.place == "input.beta" and item.max == 0 for item in call.items)
     if call.family != "Distributed":
         return False
     if call.name == _BATCH:  # some are sent, and stay what they were

@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, DumpRows, read_rows
 from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, Sources, merge_row, scaled
 from trainermon.analysis.compare.merging.places import DumpLocation
-from trainermon.analysis.compare.merging.ranks import Key, MergedSide, Name, RankCalls, keyed, read_side
+from trainermon.analysis.compare.merging.ranks import (
+    Key,
+    MergedSide,
+    Name,
+    RankCalls,
+    keyed,
+    own_functions,
+    read_side,
+    without_functions,
+)
 from trainermon.analysis.compare.merging.references import SharedReferences
 from trainermon.analysis.compare.merging.splits import MERGED
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, RankLayout
@@ -30,7 +39,10 @@ def read_sides(target: DumpLocation, golden: DumpLocation) -> tuple[DumpRows, Du
     if not target.parts and not golden.parts:
         return read_rows(target.directory), read_rows(golden.directory), ()
     ours, theirs = read_side(target), read_side(golden)
+    own = own_functions(ours) | own_functions(theirs)
+    (ours, our_rows), (theirs, their_rows) = without_functions(ours, own), without_functions(theirs, own)
     mergers = _AxisMerger(ours, theirs), _AxisMerger(theirs, ours)
+    mergers[0].counts.own, mergers[1].counts.own = our_rows, their_rows
     rows = mergers[0].rows(), mergers[1].rows()
     notes = [*_notes(ours, mergers[0].counts), *_notes(theirs, mergers[1].counts)]
     return *rows, tuple(notes)

@@ -34,12 +34,14 @@ class ReferenceRow:
         parts: Number of ranks along the axis there.
         item: The row itself, if it is whole; else None.
         is_dealt: Whether its ranks along the axis have different values of one shape: parts, and no copies.
+        is_copied: Whether they seem to have the same: then its shape is that of the whole.
     """
 
     shape: tuple[int, ...] | None
     parts: int = 1
     item: DumpRow | None = None
     is_dealt: bool = False
+    is_copied: bool = False
 
 
 @dataclass(slots=True)
@@ -156,8 +158,13 @@ def _left_out(row: MergedRow, counts: MergeCounts, names: list[str]) -> DumpRow 
 
 
 def _fits(row: MergedRow) -> bool:
-    """Return whether the rows have the other side's shape."""
-    return row.reference is None or row.reference.shape in (None, row.items[0].shape)
+    """Return whether the rows have the other side's shape, or that of all its parts together."""
+    first, other = row.items[0].shape or (), row.reference
+    if other is None or other.shape in (None, row.items[0].shape):
+        return True
+    part = other.shape or ()
+    wholes = (_grown(part, dim, other.parts) for dim in range(len(part)))
+    return not other.is_copied and first in wholes
 
 
 def concatenated(items: Sequence[DumpRow], dim: int) -> DumpRow:
@@ -237,19 +244,31 @@ def _dimension(row: MergedRow) -> int | None:
     other, parts = row.reference.shape, row.reference.parts
     if any(len(shape) != len(other) for shape in shapes):
         return None
-    possible = [
-        dim
-        for dim in range(len(other))
-        if first[dim] != other[dim]
-        and sum(shape[dim] for shape in shapes) == other[dim] * parts
-        and all(_without(shape, dim) == _without(first, dim) for shape in shapes)
-    ]
+    possible = _joining(shapes, other, parts)
+    if not possible and row.reference.is_copied:
+        possible = _joining(shapes, other, 1)
     exact = [dim for dim in possible if _without(first, dim) == _without(other, dim)]
     if exact or possible:
         return (exact or possible)[-1]
     if row.split and first == other and parts == len(shapes):
         return row.split[0]
     return len(first) - 1 if _is_dealt_alike(row) else None
+
+
+def _joining(shapes: Sequence[tuple[int, ...]], other: tuple[int, ...], parts: int) -> list[int]:
+    """Return the dimensions along which `shapes` together are as large as `parts` of the shape `other`."""
+    first = shapes[0]
+    return [
+        dim
+        for dim in range(len(other))
+        if first[dim] != other[dim]
+        and sum(shape[dim] for shape in shapes) == other[dim] * parts
+        and all(_without(shape, dim) == _without(first, dim) for shape in shapes)
+    ]
+
+
+def _grown(shape: tuple[int, ...], dim: int, parts: int) -> tuple[int, ...]:
+    return (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -283,6 +302,8 @@ def _adds_up(row: MergedRow) -> bool:
         return False
     if not all(isinstance(norm, float) for norm in norms) or other.norm > 1.01 * sum(norms):
         return False
+    if other.num_elements == 1:  # its mean is the number itself, which nothing rounds off
+        return abs(total - other.mean) <= COPY_TOLERANCE * roundoff((other,)) * abs(other.mean)
     spread = other.norm / math.sqrt(max(1, other.num_elements))
     return abs(total - other.mean) <= _SUM_TOLERANCE * spread
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +70,42 @@ def read_side(place: DumpLocation) -> MergedSide:
         place,
         tuple(RankCalls(part.layout.in_whole(), _in_whole(part, read_rows(part.directory))) for part in parts),
     )
+
+
+def own_functions(side: MergedSide) -> frozenset[Name]:
+    """Return the functions outside of all modules that say something of one rank's part alone, such as its norms.
+
+    These are the ones that ranks of `tp` do not make equally often, or that more than one stage of `pp` makes. None
+    are told where no module was dumped: then no function's is known.
+    """
+    counts: dict[Name, set[int]] = defaultdict(set)
+    stages: dict[Name, set[int]] = defaultdict(set)
+    for rank in side.ranks:
+        calls = rank.rows.calls
+        is_known = any(call.family == MODULE for call in calls)
+        outside = Counter(_function(call) for call in calls if is_known and _is_outside(call))
+        for name, count in outside.items():
+            counts[name].add(count)
+            stages[name].add(rank.place("pp"))
+    return frozenset(name for name in counts if len(counts[name]) > 1 or len(stages[name]) > 1)
+
+
+def without_functions(side: MergedSide, names: Collection[Name]) -> tuple[MergedSide, int]:
+    """Return a side without its calls of the functions `names` outside of all modules, and how many rows these had."""
+    ranks, number = [], 0
+    for rank in side.ranks:
+        left = tuple(call for call in rank.rows.calls if not (_is_outside(call) and _function(call) in names))
+        number += sum(len(call.items) for call in rank.rows.calls) - sum(len(call.items) for call in left)
+        ranks.append(rank._replace(rows=rank.rows._replace(calls=left)))
+    return side._replace(ranks=tuple(ranks)), number
+
+
+def _is_outside(call: DumpCall) -> bool:
+    return call.family != MODULE and not call.scope
+
+
+def _function(call: DumpCall) -> Name:
+    return f"{call.family}.{call.name}", call.direction
 
 
 def _in_whole(part: DumpShard, rows: DumpRows) -> DumpRows:

@@ -52,6 +52,7 @@ class SharedReferences:
             parts=self._sizes[axis],
             item=item if is_same else None,
             is_dealt=is_dealt and axis == "tp",
+            is_copied=not is_dealt and axis == "tp" and self._sizes["tp"] > 1,
         )
 
     def _note_parts(self, rank: RankCalls) -> None:

@@ -83,7 +83,8 @@ def bring_together(
 
     `target_sizes` and `golden_sizes` are for dumps that do not tell their layout: numbers of ranks by axis, where ranks
     are numbered as Megatron does, tensor parallel ones first. Along the axes `merged` ranks are joined though both
-    sides have as many.
+    sides have as many; tensor parallel ones also if one side alone splits the sequence, where each has a summand of
+    some gradients.
 
     Returns:
         The locations of the target, and those of the golden side.
@@ -96,7 +97,12 @@ def bring_together(
     ours = [(place, _layout(place, target_sizes)) for place in targets]
     theirs = [(place, _layout(place, golden_sizes)) for place in goldens]
     sizes = {axis: (_size(ours, axis), _size(theirs, axis)) for axis in MERGED}
-    axes = [axis for axis, (one, other) in sizes.items() if one != other or (axis in merged and one > 1)]
+    parted = _partial(ours) != _partial(theirs)
+    axes = [
+        axis
+        for axis, (one, other) in sizes.items()
+        if one != other or (one > 1 and (axis in merged or (axis == "tp" and parted)))
+    ]
     if not axes:
         return list(targets), list(goldens)
     return list(_merged(ours, axes)), list(_merged(theirs, axes))
@@ -136,6 +142,10 @@ def _layout(place: DumpLocation, sizes: Mapping[str, int] | None) -> RankLayout:
 
 def _size(places: Sequence[tuple[DumpLocation, RankLayout]], axis: str) -> int:
     return max((_place_in(layout, axis)[1] for _, layout in places), default=1)
+
+
+def _partial(places: Sequence[tuple[DumpLocation, RankLayout]]) -> bool:
+    return any(layout.partial for _, layout in places)
 
 
 def _place_in(layout: RankLayout, axis: str) -> tuple[int, int]:
