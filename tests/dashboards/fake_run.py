@@ -326,7 +326,7 @@ def fault_diagnosis() -> dict[str, Any]:
             operation="", cause=NonfiniteCause.INHERITED, reason="the parameter was not finite before"
         ),
         reproducibility=Reproducibility.REPRODUCIBLE,
-        reproducibility_reason="the replay gave the same bits as the step",
+        reproducibility_reason="the replay's forwards gave the same bits as the step's",
         chain=_chain(),
         ranks=tuple(_rank(rank, origin=rank == 3) for rank in range(8)),
         parameters=(BadParameter(name="h.23.mlp.fc.weight", count=2_359_296, nans=0, infs=1),),

@@ -363,7 +363,7 @@ def test_diagnosis_tells_the_way_to_the_loss(serve: Serve, open_page: OpenPage) 
     expect(page.locator(".parameter-table")).to_contain_text("1 Inf of 2.36 M elements")
     facts = page.locator(".facts-of-report")
     expect(facts).to_contain_text("Causeinherited the parameter was not finite before")
-    expect(facts).to_contain_text("Run againreproducible the replay gave the same bits as the step")
+    expect(facts).to_contain_text("Run againreproducible the replay's forwards gave the same bits as the step's")
     expect(page.locator(".level-table")).to_contain_text("only its gradients were bad before the reduction")
     expect(page.locator(".contrast-table")).to_contain_text(
         re.compile("h.23.mlp.fc.weight parameters, before the step.*rms 7.500")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn import functional
 
 from trainermon.dump.files.reader import read_dump
@@ -213,6 +214,38 @@ def test_a_fault_that_does_not_come_back_is_told(tmp_path):
     info = read_dump(tmp_path).info
     assert (info.reproduced, info.lost_nonfinite) == (False, True)
     assert "transient" in result.reason
+
+
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_a_backward_that_is_differentiated_is_said_not_to_be_in_the_replay(tmp_path, is_differentiated):
+    model, x = nn.Linear(4, 1), torch.randn(6, 4, requires_grad=True)
+    keeper = StepKeeper(model)
+    keeper.attach()
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=is_differentiated)
+    (slope.square().sum() if is_differentiated else model(x).sum()).backward()
+
+    keeper.replay(tmp_path / "first", DumpInfo())
+    keeper.reset()
+    model(x).sum().backward()
+    keeper.replay(tmp_path / "next", DumpInfo())
+
+    assert ("create_graph" in read_dump(tmp_path / "first").info.uncovered) == is_differentiated
+    assert read_dump(tmp_path / "next").info.uncovered == ""
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_a_communication_hook_is_said_not_to_be_in_the_replay(tmp_path, is_hooked):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+        if is_hooked:
+            model.register_comm_hook(None, allreduce_hook)
+        keeper, _ = prepared(model, torch.randn(6, 4))
+        keeper.replay(tmp_path / "dump", DumpInfo())
+    finally:
+        torch.distributed.destroy_process_group()
+
+    assert ("communication hook" in read_dump(tmp_path / "dump").info.uncovered) == is_hooked
 
 
 def test_budget_keeps_the_last_micro_steps(tmp_path):

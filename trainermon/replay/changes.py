@@ -51,7 +51,7 @@ def verdict_on(
     """
     known = [fidelity.same for fidelity in first if fidelity.same is not None]
     if known and all(known):
-        return Reproducibility.REPRODUCIBLE, "the replay gave the same bits as the step"
+        return Reproducibility.REPRODUCIBLE, "the replay's forwards gave the same bits as the step's"
     if not known:
         return Reproducibility.UNKNOWN, "what the step itself gave was not kept, or has been overwritten since"
     if is_eager or not second:

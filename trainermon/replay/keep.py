@@ -123,8 +123,9 @@ class ForwardKeeper:
 
     `stages` are the roots that the training loop calls, `replayable` says what the framework requires. Beyond the
     budget the oldest forwards are released: the fault that shows at the end of a step is likeliest in what is still
-    there, and `dropped` counts the rest, root by root. Forwards without gradient are never kept. Arguments, outputs and
-    gradients are kept by reference, generators and changing buffers as copies.
+    there, and `dropped` counts the rest, root by root. `is_differentiated` says that a backward of the step was
+    recorded (`create_graph`), so that there may have been a backward through it. Forwards without gradient are never
+    kept. Arguments, outputs and gradients are kept by reference, generators and changing buffers as copies.
     """
 
     tripped = False  # a fault costs one forward, not those that follow
@@ -137,6 +138,7 @@ class ForwardKeeper:
         self.dropped = [0] * len(self.stages)
         self.muted = False
         self.error = ""
+        self.is_differentiated = False
         self._replayable = replayable or Replayable()
         self._memory_bytes = memory_bytes
         self.devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
@@ -179,6 +181,7 @@ class ForwardKeeper:
         self.forwards.clear()
         self.dropped = [0] * len(self.stages)
         self.error = ""
+        self.is_differentiated = False
         self._current = None
 
     def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
@@ -269,6 +272,8 @@ class ForwardKeeper:
     def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
         if gradient is None or self.muted:  # None: another output of the same node was used, not this one
             return
+        if torch.is_grad_enabled():  # only where the backward itself is recorded
+            self.is_differentiated = True
         before = kept.gradients[index]
         kept.gradients[index] = gradient.detach() if before is None else before + gradient.detach()
         if before is None:

@@ -392,6 +392,10 @@ class StepKeeper:
             parts.append(f"the first {number} micro steps did not fit the budget of {mebibytes:g} MiB")
         if self._keeper.error:
             parts.append(f"a forward was not kept: {self._keeper.error}")
+        if self._keeper.is_differentiated:
+            parts.append("a backward ran with create_graph, and the backward through it is not in the replay")
+        if any(getattr(stage.wrapper, "_comm_hooks", ()) for stage in self._stages):
+            parts.append("the gradients went through a communication hook, which is not in the replay")
         return "; ".join(parts)
 
 

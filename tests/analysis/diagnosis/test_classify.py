@@ -80,7 +80,7 @@ def test_diagnosis_tells_cause_operation_and_line(tmp_path, function, value, cau
     assert diagnosis.reproducibility is Reproducibility.REPRODUCIBLE
     text = render_text(diagnosis)
     assert f"cause      {cause}: aten." in text
-    assert "again      reproducible: the replay gave the same bits as the step" in text
+    assert "again      reproducible: the replay's forwards gave the same bits as the step's" in text
 
 
 def test_bad_parameter_is_inherited(tmp_path):

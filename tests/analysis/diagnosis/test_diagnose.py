@@ -17,6 +17,7 @@ from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase,
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
 from trainermon.core.values import Kind, SeriesKey, as_plain
+from trainermon.dump.files.verdicts import NonfiniteCause, Reproducibility
 
 LOSS = SeriesKey(Kind.LOSS, "loss")
 SOUND = (2.0, 0, 0)
@@ -154,21 +155,36 @@ def test_replays_tell_the_ranks_and_the_store_the_consequences(tmp_path):
     assert diagnosis.dump == "dumps/replay/attempt1/step5/rank1"
 
 
-def test_clean_replays_mean_a_transient_fault_located_by_the_store(tmp_path):
+@pytest.mark.parametrize(
+    ("again", "uncovered", "words"),
+    [
+        (Reproducibility.NOT_REPRODUCIBLE, "", "not reproduced, so transient, likely the hardware or a race"),
+        (Reproducibility.REPRODUCIBLE, "", "a backward through a backward (create_graph), hooks on gradients"),
+        (Reproducibility.UNKNOWN, "", "a backward through a backward (create_graph), hooks on gradients"),
+        (None, "", "a backward through a backward (create_graph), hooks on gradients"),
+        (Reproducibility.REPRODUCIBLE, "a backward ran with create_graph", ". A backward ran with create_graph. "),
+    ],
+)
+def test_a_clean_replay_is_located_by_the_store_and_blames_the_device_only_where_a_forward_differed(
+    tmp_path, again, uncovered, words
+):
     sound = {own(name): FINITE for name in ("emb.weight", "h.0.up.weight", "head.weight")}
     bad = {**sound, own("emb.weight"): ALL_NAN, own("h.0.up.weight"): ONE_INF}
     store(tmp_path, {5: {0: sound, 1: bad}}, modules=MODULES)
     dump(tmp_path, 0, SOUND)
-    dump(tmp_path, 1, SOUND)
+    dump(tmp_path, 1, SOUND, reproducibility=again, uncovered=uncovered)
 
     diagnosis = diagnose(tmp_path)
 
+    is_suspect = again is Reproducibility.NOT_REPRODUCIBLE
     assert diagnosis.verdict is DiagnosisVerdict.NOT_REPRODUCED
     assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "h.0.up", FaultPhase.BACKWARD)
-    assert "not reproduced, so transient" in diagnosis.reason
+    assert words in diagnosis.reason
+    assert ("hardware" in render_text(diagnosis)) == ("transient" in diagnosis.headline) == is_suspect
+    assert (diagnosis.classification.cause is NonfiniteCause.KERNEL) == is_suspect
 
 
-def test_clean_replays_alone_still_mean_a_transient_fault(tmp_path):
+def test_clean_replays_alone_still_mean_that_the_fault_was_not_reproduced(tmp_path):
     dump(tmp_path, 0, SOUND)
 
     diagnosis = diagnose(tmp_path)
@@ -198,7 +214,7 @@ def test_a_replay_that_was_given_up_is_shown_with_its_whole_reason(tmp_path, abo
     assert text.count("end of the reason") == 1
 
 
-def test_a_replay_that_was_given_up_elsewhere_does_not_hide_a_transient_fault(tmp_path):
+def test_a_replay_that_was_given_up_elsewhere_does_not_hide_that_the_fault_was_not_reproduced(tmp_path):
     store(tmp_path, {5: {0: {own("emb.weight"): ALL_NAN}, 1: {own("emb.weight"): FINITE}}})
     dump(tmp_path, 0, SOUND)
     dump(tmp_path, 1, SOUND, aborted="refused", uncovered="why")

@@ -101,7 +101,7 @@ def test_a_kept_step_is_replayed_bit_for_bit_from_its_file(run, capsys):
 
     text = capsys.readouterr().out
     assert status == 0, text
-    assert "reproducible: the replay gave the same bits as the step" in text
+    assert "reproducible: the replay's forwards gave the same bits as the step's" in text
     assert "cause      precision: aten." in text
     kept = elements(read_dump(run / DUMPS))
     again = elements(read_dump(run / "reports/replay-step8-rank0/dumps/replayed/attempt1/step8/rank0"))

@@ -22,6 +22,11 @@ from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Rep
 _MIX = "a dump of the same step with level mix and task tensor"
 _REPLAY = "a replay of the step (replay.enabled, replay.classify)"
 
+OUTSIDE_REPLAY = (
+    "it may lie in what a replay does not contain: a backward through a backward (create_graph), hooks on gradients or"
+    " on communication, what the script does between backward and step, a loss outside of the model"
+)
+
 
 def classified(diagnosis: Diagnosis, dumps: Sequence[RankDump]) -> Diagnosis:
     """Return `diagnosis` with the cause of the first bad operation (range, precision, kernel …) added from the dumps.
@@ -61,9 +66,19 @@ def _classification(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
     )
 
 
+def suspects_device(dump: Dump) -> bool:
+    """Return whether a replay says that the device, a kernel or a race is to blame: a forward came out otherwise.
+
+    That a replay is clean says nothing of what it does not contain, as a backward through a backward.
+    """
+    return dump.info.lost_nonfinite or dump.info.reproducibility is Reproducibility.NOT_REPRODUCIBLE
+
+
 def _not_again(dump: Dump) -> OperationVerdict:
-    if dump.info.reproducibility in (Reproducibility.STATEFUL, Reproducibility.UNKNOWN):
-        reason = f"the replay does not show the fault: {dump.info.reproducibility_reason}"
+    if dump.info.reproducibility in (Reproducibility.STATEFUL, Reproducibility.UNKNOWN) or not suspects_device(dump):
+        why = dump.info.reproducibility_reason
+        is_told = dump.info.reproducibility is not Reproducibility.REPRODUCIBLE and why
+        reason = f"the replay does not show the fault: {why if is_told else OUTSIDE_REPLAY}"
         return OperationVerdict(
             operation="", cause=NonfiniteCause.UNKNOWN, reason=reason, evidence="the replay", collect=_MIX
         )

@@ -19,7 +19,7 @@ from trainermon.analysis.diagnosis.across import (
     reached_from,
     with_hidden,
 )
-from trainermon.analysis.diagnosis.classify import classified
+from trainermon.analysis.diagnosis.classify import OUTSIDE_REPLAY, classified, suspects_device
 from trainermon.analysis.diagnosis.evidence import SURE_KINDS, NonfiniteRow, RankDump, StepEvidence, gather
 from trainermon.analysis.diagnosis.findings import (
     BadParameter,
@@ -344,7 +344,9 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
     if place.phase in _NOT_IN_MODEL and not lost:
         return _not_in_model(evidence, place, replayed, started)
     # a fault may hide where the replay did not get to
-    is_transient = bool(lost) or (bool(replayed) and place.rank not in cut and (not cut or place.rank is not None))
+    is_clean = bool(lost) or (bool(replayed) and place.rank not in cut and (not cut or place.rank is not None))
+    of_rank = [entry for entry in replayed if place.rank in (None, entry.rank)]
+    is_transient = is_clean and any(suspects_device(entry.dump) for entry in of_rank)
     found = []
     if lost:
         found.append(f"The model's output was not finite on {rank_list(lost)}, but was in the replay of the same step")
@@ -353,6 +355,9 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         found.append(f"The replay of {clean} is clean although the step was not")
     if is_transient:
         found[0] += ": not reproduced, so transient, likely the hardware or a race"
+    elif is_clean:
+        known = dict.fromkeys(entry.dump.info.uncovered for entry in of_rank if entry.dump.info.uncovered)
+        found.append(_sentence("; ".join(known) or OUTSIDE_REPLAY))
     if cut:
         found.append(f"The replay of {rank_list(cut)} did not come to its end")
     why = ". ".join(found) or "No replay of the step was found"
@@ -361,7 +366,7 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
     where = f" on rank {place.rank}" if place.rank is not None else ""
     return Diagnosis(
-        verdict=DiagnosisVerdict.NOT_REPRODUCED if is_transient else DiagnosisVerdict.LOCATED,
+        verdict=DiagnosisVerdict.NOT_REPRODUCED if is_clean else DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{what}{where} in step {evidence.step}",
