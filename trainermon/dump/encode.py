@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
-from trainermon.statistics.layout import PLAIN_TYPES
+from trainermon.statistics.layout import PLAIN_TYPES, nested_elements
 
 _STRIDED = torch.strided
 _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
@@ -45,16 +45,28 @@ def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEP
 def tensor_form(tensor: Tensor) -> TensorForm:
     """Return the form of a tensor for dump.json, with type, dtype and shape but without statistics.
 
-    Of one that does not lie in memory in the order of its dimensions the strides are in it, too.
+    Of one that does not lie in memory in the order of its dimensions the strides are in it, too. The shape of a nested
+    one is that of its elements, component after component; `nested` says how many components and dimensions there are.
     """
     if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
         form = TensorForm(form_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
         form.add("device_mesh", tensor.device_mesh.mesh.tolist())
         form.add("placements", [_placement(placement) for placement in tensor.placements])
         return form
+    if tensor.is_nested:
+        return _nested_form(tensor)
     form = TensorForm(form_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
     if tensor.layout is _STRIDED and not tensor.is_contiguous():
         form.more = f', "stride": {list(tensor.stride())}'
+    return form
+
+
+def _nested_form(tensor: Tensor) -> TensorForm:
+    shape = tuple(nested_elements(tensor).shape)
+    form = TensorForm(form_head(_TENSOR, tensor.dtype, shape, tensor.requires_grad))
+    kind = "jagged" if tensor.layout is torch.jagged else "strided"
+    counts = f"{tensor.size(0)} components, {tensor.dim()} dimensions"
+    form.add("nested", f"{kind}, {counts}; the shape is that of the elements")
     return form
 
 
@@ -106,6 +118,7 @@ def _process_group(group: Any) -> dict[str, Any]:
 _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
     # torch.Size before the containers, being a tuple
     (torch.Size, lambda size: {"type": "torch.Size", "value": list(size)}),
+    (torch.SymInt, lambda _: {"type": "torch.SymInt", "value": "symbolic"}),
     (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
     (complex, lambda number: {"type": "complex", "value": [number.real, number.imag]}),
     (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),

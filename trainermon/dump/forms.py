@@ -125,18 +125,27 @@ def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
 
 def json_text(value: Any) -> str:
     """Return the JSON text of an entry: of dicts, lists, scalars, `TensorForm`s, `LaterText`s."""
-    return _text_of(type(value), json.dumps)(value)
+    return _text_of(type(value), _other_text)(value)
+
+
+def _other_text(value: Any) -> str:
+    """Return the text of what is rare; of what JSON does not know, as a symbolic size, the name of its class."""
+    return json.dumps(value, default=_class_name)
+
+
+def _class_name(value: Any) -> str:
+    return value.text() if isinstance(value, TensorForm | LaterText) else f"<{type(value).__name__}>"
 
 
 def _dict_text(value: dict[str, Any]) -> str:
     if not value:
         return "{}"
-    items = [f"{quoted(name)}: {_text_of(type(item), json.dumps)(item)}" for name, item in value.items()]
+    items = [f"{quoted(name)}: {_text_of(type(item), _other_text)(item)}" for name, item in value.items()]
     return f"{{{', '.join(items)}}}"
 
 
 def _list_text(value: list[Any]) -> str:
-    return f"[{', '.join([_text_of(type(item), json.dumps)(item) for item in value])}]"
+    return f"[{', '.join([_text_of(type(item), _other_text)(item) for item in value])}]"
 
 
 def _number_text(value: float) -> str:

@@ -16,7 +16,7 @@ from trainermon.core.values import STATISTICS
 from trainermon.dump.files.numbers import ElementKind, numbers_texts
 from trainermon.dump.forms import TensorLeaf, TensorReading
 from trainermon.statistics.kernel import write, write_single
-from trainermon.statistics.layout import PLAIN_TYPES
+from trainermon.statistics.layout import PLAIN_TYPES, is_strided, stored_elements
 from trainermon.statistics.native import ROW_BYTES
 
 # Beyond this many remembered tensors the memory starts afresh; most of them are long gone then.
@@ -225,7 +225,7 @@ def has_elements(tensor: Tensor) -> bool:
 
 def _real(tensor: Tensor) -> Tensor:
     """Return a tensor with the elements of `tensor` that the kernels can read; mostly `tensor` itself."""
-    if type(tensor) in PLAIN_TYPES and tensor.dtype in REAL and tensor.layout is torch.strided:
+    if type(tensor) in PLAIN_TYPES and tensor.dtype in REAL and is_strided(tensor):
         return tensor
     return _unwrapped(tensor)
 
@@ -235,8 +235,8 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):  # the whole of a DTensor is nowhere
         tensor = tensor.to_local()
-    if tensor.layout is not torch.strided:  # the elements that are stored; the others are zeros by definition
-        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if not is_strided(tensor):  # the elements that are stored; the others are zeros by definition, or there are none
+        tensor = stored_elements(tensor)
     if tensor.is_complex():
         return tensor.abs()
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

@@ -12,6 +12,7 @@ from trainermon.dump.debugger_config import TensorSlice
 from trainermon.dump.files.tensor_files import save_tensor, suffix_for
 from trainermon.dump.statistics import TensorReadings, has_elements
 from trainermon.statistics.crc32 import crc32
+from trainermon.statistics.layout import nested_elements
 
 
 class TorchTensors:
@@ -38,6 +39,8 @@ class TorchTensors:
     def sliced(self, tensor: Tensor, slices: Sequence[TensorSlice]) -> Tensor:
         """Return the part of `tensor` that `slices` leave; one that does not fit its shape changes nothing."""
         tensor = tensor.detach()
+        if tensor.is_nested:
+            return tensor
         for part in slices:
             if part.dim < tensor.dim() and tensor.shape[part.dim] == part.size:
                 tensor = tensor.narrow(part.dim, part.begin, min(part.end, part.size) - part.begin)
@@ -62,7 +65,9 @@ def checksum(tensor: Tensor) -> str:
     tensor = tensor.detach()
     to_local = getattr(tensor, "to_local", None)
     tensor = to_local() if to_local is not None else tensor
-    if tensor.layout is not torch.strided:
+    if tensor.is_nested:
+        tensor = nested_elements(tensor)
+    elif tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
     return f"{crc32(plain):08x}"

@@ -119,7 +119,7 @@ def stem_of(key: str) -> str:
 
 def _widened(value: Any) -> Any:
     match value:
-        case Tensor() if value.is_floating_point() and value.layout is torch.strided:
+        case Tensor() if value.is_floating_point():
             return value.to(torch.float64)
         case torch.dtype() if value.is_floating_point:
             return torch.float64

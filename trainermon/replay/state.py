@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from trainermon.statistics.layout import parts_of
+
 # Of a Mersenne Twister in the memory of numpy or Python: 624 words, and the position among them.
 _WORDS = 624
 _MT19937_BYTES = _WORDS * 4 + 4
@@ -315,10 +317,14 @@ def clone_buffers(model: nn.Module) -> list[KeptBuffer]:
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     """Return whether two tensors of one dtype and shape are equal bit for bit, NaNs included. Waits for the device."""
-    if left.shape != right.shape or left.dtype != right.dtype:
+    if left.dtype != right.dtype or left.layout is not right.layout or left.is_nested is not right.is_nested:
         return False
-    return torch.equal(_bytes(left), _bytes(right))
+    parts, their_parts = parts_of(left.detach()), parts_of(right.detach())
+    return all(
+        part.shape == their_part.shape and torch.equal(_bytes(part), _bytes(their_part))
+        for part, their_part in zip(parts, their_parts, strict=True)
+    )
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

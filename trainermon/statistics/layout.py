@@ -39,12 +39,13 @@ def plain(tensor: Tensor) -> Tensor:
 
     A DTensor stands for its local shard, which costs no communication. A complex tensor stands for its real and
     imaginary parts, so that its norm, zeros and non-finite values are seen; its count is twice the number of elements.
+    A nested tensor stands for the elements of its components.
     A result of a functional collective that is still in flight is waited for.
 
     Raises:
         TypeError: the tensor is quantized.
     """
-    if type(tensor) not in PLAIN_TYPES:
+    if type(tensor) not in PLAIN_TYPES or tensor.is_nested:
         tensor = _unwrap(tensor)
     if tensor.is_quantized:
         raise TypeError(f"tensor is quantized ({tensor.dtype}), expected a real dtype: watch its dequantized form")
@@ -103,7 +104,52 @@ def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> ElementRuns | None
     return ElementRuns(num_runs, length, stride, repeats)
 
 
+def is_strided(tensor: Tensor) -> bool:
+    """Return whether `tensor` has one size and one stride per dimension: it is neither sparse nor nested. 60 ns."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def stored_elements(tensor: Tensor) -> Tensor:
+    """Return the elements that a sparse or nested tensor keeps in memory, as a dense tensor without its indices."""
+    if tensor.is_nested:
+        return nested_elements(tensor)
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the dense tensors that say together what `tensor` is: itself, or its elements and where they stand.
+
+    Of a sparse tensor these are the indices that it keeps, of a nested one the sizes or offsets of its components.
+    """
+    if is_strided(tensor):
+        return (tensor,)
+    if tensor.is_nested:
+        sizes = tensor.offsets() if tensor.layout is torch.jagged else tensor._nested_tensor_size()  # type: ignore[attr-defined]
+        return nested_elements(tensor), sizes
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.values(), tensor.indices()
+    is_by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    if is_by_row:
+        return tensor.values(), tensor.crow_indices(), tensor.col_indices()
+    return tensor.values(), tensor.ccol_indices(), tensor.row_indices()
+
+
+def nested_elements(tensor: Tensor) -> Tensor:
+    """Return the elements of a nested tensor, jagged or strided, one component after the other, as one dense tensor.
+
+    What lies between the components is left out. A jagged tensor without such gaps is not copied, and keeps the sizes
+    that all components share.
+    """
+    with torch.no_grad():
+        tensor = tensor.detach()
+        elements: Tensor = (tensor if tensor.is_contiguous() else tensor.contiguous()).values()
+    return elements
+
+
 def _unwrap(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return nested_elements(tensor)
     # Looked up, not imported: a process that never loaded these modules has no such tensor, and loading them is slow.
     for module in ("torch.distributed.tensor", "torch.distributed._tensor"):
         kind = getattr(sys.modules.get(module), "DTensor", None)

@@ -25,7 +25,7 @@ from torch import Tensor
 from trainermon.core.native.library import library_or_none
 from trainermon.core.private_files import open_private
 from trainermon.statistics.crc32 import crc32
-from trainermon.statistics.layout import PLAIN_TYPES
+from trainermon.statistics.layout import PLAIN_TYPES, nested_elements
 
 _STORAGES = {
     torch.float32: "FloatStorage",
@@ -67,9 +67,10 @@ def suffix_for(tensor: Tensor, file_format: str) -> str:
 def save_tensor(tensor: Tensor, path: Path | str) -> int:
     """Write a tensor, as one on the CPU, to a file of mode 0600, and return the number of bytes.
 
-    A DTensor's local shard is saved, a subclass as a plain tensor, a view without the rest of its storage. What is on
-    the CPU and dense is written from where it lies. The ending of `path` tells the format: .pt is readable with
-    `weights_only=True`; in .npy, floating types that numpy does not know are float32, which holds each of them exactly.
+    A DTensor's local shard is saved, of a nested tensor its elements, a subclass as a plain tensor, a view without the
+    rest of its storage. What is on the CPU and dense is written from where it lies. The ending of `path` tells the
+    format: .pt is readable with `weights_only=True`; in .npy, floating types that numpy does not know are float32,
+    which holds each of them exactly.
 
     Raises:
         OSError: The file cannot be written.
@@ -142,6 +143,7 @@ def _is_dense(tensor: Tensor) -> bool:
         type(tensor) in PLAIN_TYPES
         and tensor.dtype in _STORAGES
         and tensor.is_cpu
+        and not tensor.is_nested
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not tensor.is_neg()
@@ -152,6 +154,8 @@ def _local(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     to_local = getattr(tensor, "to_local", None)
     tensor = to_local() if to_local is not None else tensor
+    if tensor.is_nested:
+        return nested_elements(tensor)
     return tensor.as_subclass(Tensor) if type(tensor) not in PLAIN_TYPES and _has_elements(tensor) else tensor
 
 
