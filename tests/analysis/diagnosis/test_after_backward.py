@@ -98,3 +98,26 @@ def test_both_moments_are_bad_only_if_the_gradient_was(tmp_path, bad, module, ph
     diagnosis = diagnose(tmp_path)
 
     assert (diagnosis.module, diagnosis.phase) == (module, phase)
+
+
+@pytest.mark.parametrize("bad", ["h.0.up.weight", "emb.weight"])
+def test_a_gradient_that_was_bad_after_the_backward_was_not_spoilt_behind_it(tmp_path, bad):
+    """One rank, reduced gradients only: clipping carries the one that was bad to all of them."""
+    at_step = SeriesKey(Kind.STATE, "h.0.up.weight", GRADIENT_AT_STEP)
+    gradients = {grad(name): ALL_NAN if name == bad else FINITE for name in ("h.0.up.weight", "emb.weight")}
+    store(tmp_path, {5: {0: {**gradients, at_step: ALL_NAN}}}, modules=MODULES)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.phase is FaultPhase.UNKNOWN
+    assert "was finite after the backward" not in diagnosis.reason
+
+
+def test_what_was_stored_of_the_step_alone_does_not_say_how_the_backward_left_it(tmp_path):
+    at_step = SeriesKey(Kind.STATE, "h.0.up.weight", GRADIENT_AT_STEP)
+    store(tmp_path, {5: {0: {at_step: ALL_NAN}}}, modules=MODULES)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.phase is FaultPhase.BEFORE_STEP
+    assert "was finite after the backward" not in diagnosis.reason

@@ -164,6 +164,26 @@ def test_backward_that_makes_a_bad_gradient_from_finite_ones_is_blamed():
     assert found(made) == ("middle", FaultPhase.BACKWARD, "gradient of input.0")
 
 
+@pytest.mark.parametrize("level", ["module", "between", "mask", "own"])
+def test_a_forward_value_that_is_cut_off_is_named_if_it_spoils_a_gradient(level):
+    """As rows that no loss takes: zero times infinity is NaN in the weight's gradient."""
+    maker = forward("mod", "", {"module": "inf", "own": ""}.get(level, ""))
+    given = {"module": maker.outputs[0], "mask": tensor("input.0", "mask"), "between": tensor("input.0", "inf")}
+    user = forward(
+        "out", taken=given.get(level), output={"module": "nan", "between": "nan", "own": "inf"}.get(level, "")
+    )
+    made = dump(maker, user, backward("out", "", "nan"), bad_gradient("out"), root=root())
+
+    expected = {
+        "module": ("mod", FaultPhase.FORWARD, "output.0"),
+        "between": (MODEL, FaultPhase.FORWARD, "input.0 of out"),
+        "mask": ("out", FaultPhase.BACKWARD, "gradient of input.0"),
+        "own": ("out", FaultPhase.FORWARD, "output.0"),
+    }
+    assert found(made) == expected[level]
+    assert ("reached no loss" in find_origin(made).reason) == (level != "mask")
+
+
 def test_consumers_of_one_tensor_that_cannot_be_told_apart_are_candidates():
     bad = tensor("output.0", "nan")
     made = dump(*(backward(f"attention.{name}", "", bad) for name in "qkv"), bad_gradient(), root=root())

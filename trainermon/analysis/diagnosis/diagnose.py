@@ -39,6 +39,7 @@ from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parame
 from trainermon.analysis.diagnosis.recorded import with_recorded
 from trainermon.analysis.diagnosis.rows.abnormal import explain_abnormal, told_before
 from trainermon.analysis.diagnosis.rows.stored import StoredPlace, locate_in_rows
+from trainermon.analysis.diagnosis.step_before import made_by_update
 from trainermon.analysis.diagnosis.wording import counted, rank_list
 from trainermon.core.values import Kind
 from trainermon.dump.files.reader import split_key
@@ -243,6 +244,9 @@ def _history(evidence: StepEvidence, where: RankDump, origin: Origin) -> tuple[F
             FaultPhase.OPTIMIZER,
             f"The gradients of step {before} were finite, the parameter after its update was not",
         )
+    phase, made = made_by_update(evidence, where.rank, name)
+    if made:
+        return phase, made
     owners = {entry.module for entry in where.dump.entries if entry.parameters}
     bad = {entry.module for entry in where.dump.entries if any(record.nonfinite for record in entry.parameters)}
     if len(owners) > 3 and len(bad) > WIDESPREAD * len(owners):

@@ -88,6 +88,20 @@ class LargeWeight(NamedTuple):
     size: float
 
 
+class StepUpdate(NamedTuple):
+    """What the optimizer of a rank had to work with on a step.
+
+    Attributes:
+        grad_norm: L2 norm of the gradients; None: not stored.
+        rates: Learning rate of each group; () if not stored.
+        finite: Parameters that are known to have been finite behind it.
+    """
+
+    grad_norm: float | None
+    rates: tuple[float, ...]
+    finite: frozenset[str]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvidence:
     """All that is known about one step of a run, for its diagnosis.
@@ -99,6 +113,7 @@ class StepEvidence:
         dumps: The dumps of the step, one per rank that has one.
         rows: The stored rows of the step with non-finite elements, masks left out.
         rows_before: Those of the stored step before it.
+        updates_before: By rank, what its optimizer had to work with on that step.
         kinds: Which kinds of rows were stored at all.
         step_before: The stored step before it; None: there is none.
         bad_since: The first of the stored steps right before it of which none was finite; None if the last one was.
@@ -120,6 +135,7 @@ class StepEvidence:
     dumps: tuple[RankDump, ...] = ()
     rows: tuple[NonfiniteRow, ...] = ()
     rows_before: tuple[NonfiniteRow, ...] = ()
+    updates_before: Mapping[int, StepUpdate] = dataclasses.field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     step_before: int | None = None
     bad_since: int | None = None
@@ -333,6 +349,7 @@ def _with_store(evidence: StepEvidence, connection: duckdb.DuckDBPyConnection, a
         evidence,
         rows=_rows(connection, attempt, step),
         rows_before=_rows(connection, attempt, before),
+        updates_before=_updates(connection, attempt, before),
         modules=in_execution_order(
             evidence.modules, [flow for one in (before, step) for flow in _flows(connection, one)]
         ),
@@ -370,6 +387,22 @@ def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> 
     """  # noqa: S608  # our own column names
     rows = (NonfiniteRow(*row) for row in connection.execute(query, [attempt, step]).fetchall())
     return tuple(row for row in rows if not _mask_like(row))
+
+
+def _updates(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> dict[int, StepUpdate]:
+    numbers = "SELECT rank, grad_norm, learning_rates FROM step_values WHERE attempt = ? AND step = ?"
+    query = f"""
+        SELECT rank, name FROM all_stats WHERE attempt = ? AND step = ? AND kind = '{Kind.PARAM_UPDATED}'
+        GROUP BY rank, name HAVING sum(nans + infs) = 0
+    """  # noqa: S608  # our own name
+    finite: dict[int, set[str]] = {}
+    for rank, name in connection.execute(query, [attempt, step]).fetchall():
+        finite.setdefault(rank, set()).add(name)
+    rows = connection.execute(numbers, [attempt, step]).fetchall()
+    return {
+        rank: StepUpdate(norm, tuple(rate for rate in rates or () if rate is not None), frozenset(finite.pop(rank, ())))
+        for rank, norm, rates in rows
+    } | {rank: StepUpdate(None, (), frozenset(names)) for rank, names in finite.items()}
 
 
 def _bad_since(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> int | None:

@@ -65,7 +65,7 @@ def find_origin(dump: Dump) -> Origin | None:
     if not dump.nonfinite and not (only_functions and any(_bad(entry.outputs) for entry in dump.entries)):
         return None
     graph = _DumpCalls(dump)
-    return _forward_origin(graph) or _parameter_origin(graph) or _backward_origin(graph)
+    return _forward_origin(graph) or _parameter_origin(graph) or _made_before(graph, _backward_origin(graph))
 
 
 def find_hidden_origin(dump: Dump, outer: Origin, seen: Dump) -> Origin | None:
@@ -320,6 +320,20 @@ def _backward_origin(calls: _DumpCalls) -> Origin | None:
         reason = "the gradient that the loss gave the model's output was not finite, though the output was"
         return dataclasses.replace(_backward(calls, outside, reason), module=LOSS, class_name="")
     return _made_by(calls, first)
+
+
+def _made_before(calls: _DumpCalls, origin: Origin | None) -> Origin | None:
+    """Return where the forward of the call that `origin` names got a bad value from; `origin` if it had none.
+
+    On rows that are cut off such a value reaches no loss, but its product with a gradient of zero is NaN.
+    """
+    blamed = calls.by_key.get(origin.key) if origin is not None and origin.module != LOSS else None
+    forward = calls.counterpart(blamed, FORWARD) if blamed is not None else None
+    if origin is None or forward is None or not (_bad(forward.inputs) or _bad(forward.outputs)):
+        return origin
+    made = _explained(calls, forward)
+    reason = f"{made.reason}; it reached no loss, but in the backward of {forward.module} it made a gradient NaN"
+    return dataclasses.replace(made, reason=reason)
 
 
 def _hooked(first: Sequence[_PlacedGradient], places: Sequence[_PlacedGradient]) -> _PlacedGradient | None:

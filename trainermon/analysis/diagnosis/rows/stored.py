@@ -72,6 +72,7 @@ def _others(ranks: Sequence[int]) -> str:
     return f"; {rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} concerned, too"
 
 
+_GRADIENTS = (Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED)
 _LOCAL_KINDS = (*WEIGHT_KINDS, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
 
 
@@ -117,12 +118,14 @@ def _before_step(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> Stored
     A finite gradient cannot make both moments bad, nor can a bad moment make the other one so. Clipping spreads it to
     all gradients of the rank, or of all ranks.
     """
-    seen = [row for row in rows if row.slot == GRADIENT_AT_STEP]
+    # one bad gradient spoils the others of its rank where they are clipped
+    given = {row.rank for row in rows if row.kind in _GRADIENTS}
+    seen = [row for row in rows if row.slot == GRADIENT_AT_STEP and row.rank not in given]
     if seen:
         row = min(seen, key=_in_order(evidence))
+        known = " was finite after the backward," if evidence.kinds.intersection(_GRADIENTS) else ""
         reason = (
-            f"the gradient of {row.name} was finite after the backward, was written to before the optimizer's step,"
-            " and was not finite then"
+            f"the gradient of {row.name}{known} was written to before the optimizer's step, and was not finite then"
         )
         ranks = sorted({other.rank for other in seen} - {row.rank})
         return StoredPlace(row.rank, _owner(row.name), FaultPhase.BEFORE_STEP, row, reason + _others(ranks))
@@ -149,8 +152,7 @@ def _of_moments(bad: Sequence[NonfiniteRow], evidence: StepEvidence) -> StoredPl
 
 
 def _gradients_were_finite(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> bool:
-    gradients = {Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED}
-    return bool(gradients & evidence.kinds) and not any(row.kind in gradients for row in rows)
+    return bool(evidence.kinds.intersection(_GRADIENTS)) and not any(row.kind in _GRADIENTS for row in rows)
 
 
 def _in_order(evidence: StepEvidence) -> Callable[[NonfiniteRow], tuple[int, int]]:
