@@ -4,11 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.analysis.diagnosis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
+from trainermon.analysis.diagnosis.across import (
+    first_of,
+    in_pipeline,
+    lost_upstream,
+    reached_from,
+    with_hidden,
+    without_handed,
+)
+from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.evidence import RankDump
-from trainermon.analysis.diagnosis.findings import FaultPhase
+from trainermon.analysis.diagnosis.findings import FaultPhase, RankRole
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin
 from trainermon.dump.files.records import Dump, DumpInfo, EntryRecord, TensorRecord
+from trainermon.dump.writer import DumpWriter
 
 
 def tensor(slot, *, bad=False, order=None):
@@ -148,3 +157,46 @@ def test_a_bad_part_of_a_weight_explains_an_output_that_is_summed_over_ranks():
     assert first_rank((other, origin("h")), (owner, weight)) == 1
     assert first_rank((other, origin("g", order=4)), (owner, weight)) == 0
     assert first_rank((other, origin("h")), (rank_dump(1, replica=1), weight)) == 0
+
+
+@pytest.mark.parametrize("given", [INPUT, LOSS])
+def test_a_stage_that_was_handed_the_bad_value_is_no_origin(given):
+    first, other, same = (
+        rank_dump(rank, call(name, bad=False, order=4)) for rank, name in enumerate(("front", "back", "front"))
+    )
+    made, handed = (first, origin("front")), origin(given, FaultPhase.BACKWARD)
+
+    assert without_handed([made, (other, handed)]) == [made]
+    assert without_handed([made, (same, handed)]) == [made, (same, handed)]
+    assert without_handed([(first, handed), (other, handed)]) == [(first, handed), (other, handed)]
+
+
+def stage_dump(run_dir, rank, name, *, is_handed):
+    """Write the replay of a stage with one layer: it makes a bad gradient, or its output is handed one."""
+
+    def form(order, nans=0):
+        numbers = {"Max": None if nans else 1.0, "Min": None if nans else -1.0, "Mean": 0.0, "Norm": 1.0}
+        return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "nans": nans, "infs": 0, "order": order,
+                "zeros": 0, **numbers}  # fmt: skip
+
+    info = DumpInfo(id="r", step=5, attempt=1, rank=rank, replay=True, micro_steps=1)
+    writer = DumpWriter(run_dir / f"dumps/r/attempt1/step5/rank{rank}", info)
+    place = {"trainermon": {"micro_step": 0, "stage": 0, "order": 3}}
+    given, made = form(3, 2 * is_handed), form(4, 2)
+    writer.add(f"Module.{name}.Linear.forward.0", {"input_args": [form(1)], "output": [form(2)], **place})
+    writer.add(f"Module.{name}.Linear.backward.0", {"input": [given], "output": [made], **place})
+    writer.add_gradients(f"Module.{name}.Linear.parameters_grad.0", {"weight": [form(5, 2)]})
+    writer.add_root("Module.root.Stage.forward.0", {"input_args": [form(1)], "output": [form(2)], **place})
+    writer.add_root("Module.root.Stage.backward.0", {"input": [given], "output": [], **place})
+    writer.close()
+
+
+def test_of_two_stages_that_no_framework_tells_of_the_one_that_was_handed_the_gradient_is_reached(tmp_path):
+    stage_dump(tmp_path, 0, "front", is_handed=True)
+    stage_dump(tmp_path, 1, "back", is_handed=False)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "back", FaultPhase.BACKWARD)
+    assert [finding.role for finding in diagnosis.ranks] == [RankRole.REACHED, RankRole.ORIGIN]
+    assert "by itself, too" not in diagnosis.reason

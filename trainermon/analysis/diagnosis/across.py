@@ -45,6 +45,23 @@ def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Fo
     return [events[event] for event in earliest(events, calls)]
 
 
+def without_handed(found: Sequence[Found]) -> list[Found]:
+    """Return `found` without the ranks that were only handed the bad value, by one that has other modules.
+
+    So are stages of a pipeline that no framework tells of. Ranks with the same modules compute each from its own batch.
+    """
+    makers = [where for where, origin in found if origin.module not in (INPUT, LOSS)]
+    return [
+        (where, origin)
+        for where, origin in found
+        if origin.module not in (INPUT, LOSS) or all(_modules(where) == _modules(maker) for maker in makers)
+    ]
+
+
+def _modules(where: RankDump) -> set[str]:
+    return {entry.module for entry in where.dump.entries}
+
+
 def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
     """Return `found` and the origins on ranks that stayed sound but sent the bad value to others in the step."""
     where, outer = first_of(found)

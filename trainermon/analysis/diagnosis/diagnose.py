@@ -18,6 +18,7 @@ from trainermon.analysis.diagnosis.across import (
     lost_upstream,
     reached_from,
     with_hidden,
+    without_handed,
 )
 from trainermon.analysis.diagnosis.classify import OUTSIDE_REPLAY, classified, suspects_device
 from trainermon.analysis.diagnosis.evidence import SURE_KINDS, NonfiniteRow, RankDump, StepEvidence, gather
@@ -145,7 +146,7 @@ def _consequence(evidence: StepEvidence) -> Diagnosis:
 
 def _located(evidence: StepEvidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
     everywhere = {entry.rank for entry, _ in origins}
-    origins = with_hidden(independent_of(origins, evidence.dumps), evidence.dumps)
+    origins = with_hidden(independent_of(without_handed(origins), evidence.dumps), evidence.dumps)
     where, origin = first_of(origins)
     reached = reached_from((where, origin), origins) | (everywhere - {entry.rank for entry, _ in origins})
     bad = {entry.rank for entry, _ in origins} - reached
