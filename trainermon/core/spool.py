@@ -49,6 +49,8 @@ _NETWORK_TYPES = frozenset((
 # so all are refused but these two: the root of a rootless container, and local NTFS/exFAT disks.
 _LOCAL_FUSE_TYPES = frozenset({"fuse.fuse-overlayfs", "fuseblk"})
 
+_MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
+
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTER_S = 10.0
 
@@ -169,6 +171,15 @@ def filesystem_type(path: Path, mountinfo: str) -> str:
         if inside and len(point) >= len(best):
             best, found = point, types[0]
     return found
+
+
+def disk_type(directory: Path) -> str:
+    """Return the type of the file system below `directory` if that may be a disk; "" for memory, and if not known.
+
+    What is written there may wait: a disk that hangs holds up the writer.
+    """
+    found = filesystem_type(directory, _read_mountinfo())
+    return "" if found in _MEMORY_TYPES else found
 
 
 def is_network_type(filesystem: str) -> bool:

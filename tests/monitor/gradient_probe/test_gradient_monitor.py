@@ -187,3 +187,12 @@ def test_wrong_options_are_refused(tmp_path, wrong, message):
 def test_what_is_no_model_is_refused(tmp_path):
     with pytest.raises(AttachError, match="found str, expected a module"):
         GradientMonitor(config(tmp_path, "L1")).monitor("model")  # type: ignore[arg-type]
+
+
+def test_what_the_given_optimizer_does_not_step_is_left_out(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    GradientMonitor(config(tmp_path, "L1")).monitor(model, optimizer)
+    train(model, optimizer, steps=1)
+
+    assert [row[0] for row in rows(tmp_path / "rank0/grad_summary_0.csv")[1:]] == ["2.weight", "2.bias"]

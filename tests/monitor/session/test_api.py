@@ -1,6 +1,7 @@
 """How `TrainerMon` is called, and what it refuses before training starts."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import trainermon
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
+from trainermon.core import spool
 from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.values import Kind
 
@@ -111,6 +113,19 @@ def test_what_the_optimizer_cannot_give_is_said_in_one_line_and_left_out(places,
 def test_a_wrong_argument_is_refused(places, arguments, message):
     with pytest.raises(AttachError, match=message):
         TrainerMon(QUIET).set_monitor(*arguments(*parts()))
+
+
+@pytest.mark.parametrize(("kind", "is_disk"), [("ext4", True), ("xfs", True), ("tmpfs", False), ("", False)])
+def test_a_spool_on_a_disk_is_told(places, monkeypatch, caplog, kind, is_disk):
+    caplog.set_level(logging.INFO, "trainermon")
+    monkeypatch.setattr(spool, "_read_mountinfo", lambda: f"1 0 8:1 / / rw - {kind} /dev/sda1 rw" if kind else "")
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(*parts())
+
+    events = RankJournal(only_spool(places[0])).events
+    told = [event["message"] for event in events if "a disk" in event.get("message", "")]
+    assert len(told) == caplog.text.count("a step may hang with it") == is_disk
+    assert all(f"({kind}, {places[0]}" in message for message in told)
 
 
 def test_a_second_set_monitor_is_refused(places):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.journal_rows import RankJournal, only_spool
-from trainermon import TrainerMon
+from trainermon import GradientMonitor, TrainerMon
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Kind
@@ -108,5 +108,30 @@ def test_gradients_that_all_were_changed_are_taken_as_the_optimizer_uses_them(pl
 def test_several_optimizers_are_refused_with_the_line_to_write(places, container):
     model = nn.Linear(2, 1)
     optimizers = container(torch.optim.SGD([p], lr=0.1) for p in model.parameters())
-    with pytest.raises(AttachError, match=r"found 2 in a .*set_monitor\(generator, its_optimizer\)"):
+    with pytest.raises(AttachError, match=r"found 2 in a .*TrainerMon.*set_monitor\(generator, its_optimizer\)"):
         TrainerMon({"agent": {"start": False}}).set_monitor(model, optimizers)
+    probe = GradientMonitor({"task": "grad_probe", "dump_path": str(places[0])})
+    with pytest.raises(AttachError, match=r"found 2 in a .*own: GradientMonitor.*monitor\(generator, its_optimizer\)"):
+        probe.monitor(model, optimizers)
+
+
+class Wrapper:
+    def __init__(self, *inner):
+        self.rate = 0.1
+        for name, optimizer in zip(("first", "second"), inner, strict=False):
+            setattr(self, name, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0, "ends a training step$"),
+        (1, r"not the wrapper, but what it holds as \.first$"),
+        (2, r"\.first and \.second, each"),
+    ],
+)
+def test_a_wrapper_of_the_script_is_refused_with_what_to_pass(places, number, said):
+    model = nn.Linear(2, 1)
+    wrapper = Wrapper(*(torch.optim.SGD([p], lr=0.1) for p in list(model.parameters())[:number]))
+    with pytest.raises(AttachError, match=said):
+        TrainerMon({"agent": {"start": False}}).set_monitor(model, wrapper)

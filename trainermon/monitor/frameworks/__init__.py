@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from trainermon.core.errors import AttachError
@@ -34,7 +35,12 @@ def load() -> None:
 
 
 def detect(
-    chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates, *, framework: str | None = None
+    chunks: Sequence[nn.Module],
+    optimizer: Any,
+    coordinates: Coordinates,
+    *,
+    framework: str | None = None,
+    one_of_several: str = 'TrainerMon({"run_id": "generator"}).set_monitor(generator, its_optimizer)',
 ) -> Training:
     """Find out which framework trains a model; return how its gradients, parameters and steps are watched.
 
@@ -43,6 +49,7 @@ def detect(
         optimizer: The optimizer whose `step()` ends a training step.
         coordinates: The rank's position in the job, as far as the launcher tells.
         framework: Name of the only framework that is allowed; None: any.
+        one_of_several: What to write where there are several optimizers.
 
     The choice depends on what the model and the optimizer *are*, never on which packages are installed. What is not
     recognised is refused.
@@ -56,8 +63,7 @@ def detect(
     if isinstance(optimizer, list | tuple):
         raise AttachError(
             f"optimizer: found {len(optimizer)} in a {type(optimizer).__name__}, expected the one whose step() ends a "
-            "training step; watch each with the model that it steps, under a run_id of its own: "
-            'TrainerMon({"run_id": "generator"}).set_monitor(generator, its_optimizer)'
+            f"training step; watch each with the model that it steps, under a name of its own: {one_of_several}"
         )
     teller, optimizer = last_teller(optimizer), unwrapped(optimizer)
     for name in names:
@@ -72,4 +78,15 @@ def detect(
     raise AttachError(
         f"model {model} with optimizer {used}: this is not what {' or '.join(names)} training looks like; pass "
         "the model and the optimizer as the framework returned them, the one whose step() ends a training step"
+        f"{_inner(optimizer)}"
     )
+
+
+def _inner(wrapper: Any) -> str:
+    """Return what to pass in the place of an object of the script's own that holds torch optimizers, if it does."""
+    held = getattr(wrapper, "__dict__", {})
+    found = [name for name, value in held.items() if isinstance(value, torch.optim.Optimizer)]
+    if not found:
+        return ""
+    several = ", each with the model that it steps, to a monitor of its own" if len(found) > 1 else ""
+    return f": not the wrapper, but what it holds as {' and '.join('.' + name for name in found)}{several}"

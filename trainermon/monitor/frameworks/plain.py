@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import operator
 import sys
@@ -19,6 +18,7 @@ from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Placement
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
+from trainermon.monitor.frameworks.held_places import HeldPlaces, num_stepped, unstepped
 from trainermon.monitor.taps.training import (
     HeldParameter,
     HookMaker,
@@ -48,8 +48,9 @@ class PlainTraining(Training):
     final_when_accumulated = True
     keeps_parameters: ClassVar[bool] = True
     optimizer: torch.optim.Optimizer
-    _held: Iterator[tuple[str, dict[str, Any], str, Tensor]] | None = None
-    _num_looks = 0
+    _held: HeldPlaces | None = None
+    _gone: frozenset[int] = frozenset()
+    _num_stepped = -1
 
     def watch_step(
         self,
@@ -91,27 +92,33 @@ class PlainTraining(Training):
     def gradients_are_gone(self) -> bool:
         """Return whether the script has dropped all gradients: no parameter has one.
 
-        Usually looks at one parameter only.
+        Usually looks at one parameter only; not at those that another optimizer steps.
         """
-        return all(parameter.tensor.grad is None for parameter in self.parameters)
+        others = self.unstepped
+        return all(p.tensor.grad is None for i, p in enumerate(self.parameters) if i not in others)
 
-    def replaced_parameter(self) -> str:
-        """Return the name of a parameter in whose place the model holds another one now, else ""; looks at 32."""
+    def look_for_changes(self) -> str:
+        """Return, in words, which parameters were replaced, added or unfrozen since the last look; "" for none.
+
+        Some microseconds. What was replaced has no gradient and no value from now on.
+        """
         if not self.keeps_parameters:
             return ""
         if self._held is None:
-            places = _places_of(self.parameters, self.roots)
-            self._held, self._num_looks = itertools.cycle(places), min(_LOOKS, len(places))
-        looked_at = itertools.islice(self._held, self._num_looks)
-        return next((name for name, holder, key, tensor in looked_at if holder.get(key) is not tensor), "")
+            self._find_unstepped()
+            self._held = HeldPlaces(self.parameters, self.roots, self.optimizer)
+        found = self._held.look()
+        self._gone = self._held.gone
+        return found
 
     def num_writes(self) -> int | None:
         """Return how often 32 of the parameters were written to so far; a fused optimizer's writes are not counted."""
         return sum(map(_NUM_WRITES, self.parameters[:_LOOKS])) if self.keeps_parameters else None
 
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return `.grad` of each parameter; None where it has none."""
-        return [*map(_GRADIENT, self.parameters)]
+        """Return `.grad` of each parameter; None where it has none, or the optimizer does not step it."""
+        self._find_unstepped()
+        return self._without_absent([*map(_GRADIENT, self.parameters)])
 
     def gradient_versions(self) -> list[tuple[int, int]]:
         """Return by parameter the `id` and the counter of writes of its gradient. 0.4 µs each.
@@ -126,11 +133,34 @@ class PlainTraining(Training):
 
     def values(self) -> list[Tensor | None]:
         """Return the parameters themselves, which the optimizer steps."""
-        return [parameter.tensor for parameter in self.parameters]
+        return self._without_absent([parameter.tensor for parameter in self.parameters])
+
+    def used_weights(self) -> list[Tensor | None]:
+        """Return by parameter the model's own tensor where the optimizer does not step it; None if it was replaced."""
+        found = super().used_weights()
+        for i in self._gone:
+            found[i] = None
+        return found
 
     def states(self) -> list[OptimizerState | None]:
         """Return by parameter its `OptimizerState`; None before its first step."""
         return states_of(self.optimizer, self.parameters)
+
+    def _find_unstepped(self) -> None:
+        """Find out which parameters have been in no group, if the groups have changed; else 0.5 µs.
+
+        What the script takes out of a group stays: no other optimizer steps it.
+        """
+        number = num_stepped(self.optimizer) if self.keeps_parameters and not self.shows_unstepped else -1
+        if number != self._num_stepped:
+            now = unstepped(self.optimizer, self.parameters)
+            self.unstepped = now if self._num_stepped < 0 else now & self.unstepped
+            self._num_stepped = number
+
+    def _without_absent(self, found: list[Tensor | None]) -> list[Tensor | None]:
+        for i in self._gone | self.unstepped if self._gone else self.unstepped:
+            found[i] = None
+        return found
 
 
 def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
@@ -243,21 +273,6 @@ def parameters_of(
         for name, parameter in chunk.named_parameters()
         if parameter.requires_grad
     )
-
-
-def _places_of(
-    parameters: Sequence[HeldParameter], roots: Sequence[nn.Module]
-) -> list[tuple[str, dict[str, Any], str, Tensor]]:
-    """Return where the modules hold each parameter: its name, and the dictionary and key of the first such place."""
-    names = {id(parameter.tensor): parameter.name for parameter in parameters}
-    return [
-        (names[id(tensor)], module._parameters, key, tensor)
-        for root in roots
-        for module in root.modules()
-        if not isinstance(module, torch.jit.ScriptModule)  # whose dictionary is a view of C++, made anew each time
-        for key, tensor in module._parameters.items()
-        if tensor is not None and id(tensor) in names
-    ]
 
 
 def require_stepped(training: Training) -> None:

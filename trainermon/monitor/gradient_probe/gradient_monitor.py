@@ -23,6 +23,10 @@ from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
 logger = logging.getLogger("trainermon")
 
+_ONE_OF_SEVERAL = (
+    'GradientMonitor({"task": "grad_probe", "dump_path": "generator", …}).monitor(generator, its_optimizer)'
+)
+
 
 class GradientMonitor:
     """Writes what the optimizer is given, at each of its steps, into `<dump_path>/rank<R>` and `<dump_path>/signs`.
@@ -50,8 +54,9 @@ class GradientMonitor:
 
         Args:
             model: The model as the training loop calls it, or its virtual pipeline stages.
-            optimizer: The optimizer whose `step()` ends a training step. None: the first torch optimizer that steps one
-                of the model's parameters; DeepSpeed and Megatron-Core need theirs named.
+            optimizer: The optimizer whose `step()` ends a training step; what it does not step is left out. None: the
+                first torch optimizer that steps one of the model's parameters, and all of these; DeepSpeed and
+                Megatron-Core need theirs named.
 
         Raises:
             AttachError: The model or the optimizer cannot be watched.
@@ -72,9 +77,10 @@ class GradientMonitor:
             handle.remove()
         self._handles.clear()
 
-    def _attach(self, chunks: Sequence[nn.Module], optimizer: Any) -> None:
+    def _attach(self, chunks: Sequence[nn.Module], optimizer: Any, *, is_first: bool = False) -> None:
         coordinates = find_coordinates()
-        training = detect(chunks, optimizer, coordinates)
+        training = detect(chunks, optimizer, coordinates, one_of_several=_ONE_OF_SEVERAL)
+        training.shows_unstepped = is_first  # of several that step after one backward
         coordinates = training.coordinates or coordinates
         probe = self._config.grad_probe
         reader = GradientReader(
@@ -114,4 +120,4 @@ class _FirstStep:
         stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
         if not self._found and any(id(parameter) in self._known for parameter in stepped):
             self._found = True
-            self._attach(self._chunks, optimizer)
+            self._attach(self._chunks, optimizer, is_first=True)

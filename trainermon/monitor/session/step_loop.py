@@ -280,7 +280,7 @@ class StepLoop:
         self._between_steps(step)
         self._prepare()
         if self.taps.is_due:
-            self._unseen.look_for_replaced()
+            self._unseen.look_for_parameters()
 
     def _start_counting(self) -> None:
         self._check.is_pending = False

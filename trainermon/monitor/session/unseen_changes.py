@@ -8,7 +8,7 @@ from trainermon.monitor.taps.training import Training
 
 
 class UnseenChanges:
-    """Warns of changes that the hooks do not see: optimizer steps inside of `torch.compile`, and replaced parameters.
+    """Warns of changes that the hooks do not see: optimizer steps inside of `torch.compile`, and other parameters.
 
     Once of each.
     """
@@ -18,7 +18,8 @@ class UnseenChanges:
         self._collector = collector
         self._guard = guard
         self._num_writes = training.num_writes()
-        self._has_told_of_step = self._has_told_of_replaced = False
+        training.look_for_changes()  # later looks compare with what is there now
+        self._has_told_of_step = False
 
     def step_ended(self) -> None:
         """Begin to count writes to parameters anew, after a step that the hooks have seen."""
@@ -37,15 +38,8 @@ class UnseenChanges:
             "script itself writes to parameters between steps)"
         )
 
-    def look_for_replaced(self) -> None:
-        """Warn if the model no longer holds the parameters that it did when it was attached."""
-        if self._has_told_of_replaced:
-            return
-        name = self._training.replaced_parameter()
-        if name:
-            self._has_told_of_replaced = True
-            self._collector.tell(
-                f"the model holds another parameter in the place of {name} than at set_monitor (a module was replaced, "
-                "or load_state_dict(assign=True)): what is shown of it is the old one; close() this monitor and call "
-                "set_monitor again"
-            )
+    def look_for_parameters(self) -> None:
+        """Warn of parameters that the model or the optimizer holds now, and that are not watched; once of each."""
+        message = self._training.look_for_changes()
+        if message:
+            self._collector.tell(message)

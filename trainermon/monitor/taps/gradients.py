@@ -216,12 +216,15 @@ class GradientTaps:
         return False
 
     def _final(self, index: int, parameter: nn.Parameter) -> None:
-        if self._steps.muted or parameter.grad is None or not self._is_last(index):
+        if self._steps.muted or parameter.grad is None or not self._is_last(index) or self._is_foreign(index):
             return
         row = self._collector.take((self._reduced[index],), (parameter.grad,))
         self._collector.share(self._unreduced[index], row, parameter.grad)
         if row >= 0:
             self._taken_when_final.add(index)
+
+    def _is_foreign(self, index: int) -> bool:
+        return index in self._training.unstepped
 
     def _is_last(self, index: int) -> bool:
         return self._steps.is_last(self._training.parameters[index].stage)
@@ -232,13 +235,13 @@ class GradientTaps:
 
     def _accumulated(self, index: int, gradient: Tensor) -> None:
         series = self._unreduced[index]
-        if series == NOT_CHOSEN or self._is_mixed or self._steps.muted:
+        if series == NOT_CHOSEN or self._is_mixed or self._steps.muted or self._is_foreign(index):
             return
         if self._training.unreduced_once or self._is_last(index):
             self._collector.take((series,), (gradient,))
 
     def _added(self, index: int, gradient: Tensor) -> None:
-        if self._unreduced[index] == NOT_CHOSEN or self._steps.muted:
+        if self._unreduced[index] == NOT_CHOSEN or self._steps.muted or self._is_foreign(index):
             return
         parameter = self._training.parameters[index]
         micro_step = self._steps.micro_step(parameter.stage, recomputing=True)

@@ -137,6 +137,9 @@ class Training(abc.ABC):
             backward. False: all forwards before a backward belong to one micro step.
         unreduced_once: `watch_unreduced` reports once per step, not once per backward.
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
+        unstepped: Positions of the parameters that are in no group of the outer optimizer, if that can be told: another
+            one may step them, at other times, so their gradients belong to no step of this one.
+        shows_unstepped: Whether these are shown all the same, with the step of the outer one.
         communicates: Which axes the forward communicates over ("tp", "cp", "ep", "dp" …): a replay needs all ranks of
             them. Empty: one rank can replay alone.
     """
@@ -150,6 +153,8 @@ class Training(abc.ABC):
     is_pipelined: bool = False
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
+    unstepped: frozenset[int] = frozenset()
+    shows_unstepped: bool = False
     communicates: tuple[str, ...] = ()
 
     def __init__(
@@ -258,8 +263,8 @@ class Training(abc.ABC):
         """Return whether the script has thrown the accumulated gradients away (`zero_grad`) without a step."""
         return False
 
-    def replaced_parameter(self) -> str:
-        """Return the name of a parameter that the model no longer holds as it did at attach time, else "".
+    def look_for_changes(self) -> str:
+        """Return, in words, which parameters the model or the optimizer holds that are not watched, else "".
 
         Looks at a few of them a call, so that it costs some microseconds; "" where the framework replaces them itself.
         """

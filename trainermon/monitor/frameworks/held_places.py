@@ -1,0 +1,123 @@
+"""Whether model and optimizer still hold the parameters that are watched, and what to say if not."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainermon.hooks.names import plain_name
+from trainermon.monitor.taps.training import HeldParameter
+
+_LOOKS = 6  # modules a call, 5 µs
+_NAMED = 5  # parameters that a message lists
+_MAX_SCANS = 16  # that found nothing: a model whose modules change all the time is not looked at for ever
+_NEEDS_GRADIENT = operator.attrgetter("requires_grad")
+_AGAIN = "; close() this monitor and call set_monitor again to watch them"
+
+
+class HeldPlaces:
+    """Looks, at some modules a call, for parameters that were replaced, added, or unfrozen since this was made.
+
+    Attributes:
+        gone: Positions of the watched parameters that the model does not hold any more.
+    """
+
+    def __init__(self, parameters: Sequence[HeldParameter], roots: Sequence[nn.Module], optimizer: Any) -> None:
+        self._parameters, self._roots, self._optimizer = parameters, roots, optimizer
+        self.gone: frozenset[int] = frozenset()
+        self._known = {id(parameter.tensor) for parameter in parameters}
+        self._scans_left = _MAX_SCANS
+        self._begin()
+
+    def look(self) -> str:
+        """Return what has changed, in words; "" where nothing was found.
+
+        Costs some microseconds, and once, where something is found, as much as going through all parameters.
+        """
+        modules = itertools.islice(self._modules, self._num_modules)
+        is_same = all([*map(id, held.values())] == before for held, before in modules)
+        is_same = is_same and True not in map(_NEEDS_GRADIENT, self._frozen)
+        if (is_same and num_stepped(self._optimizer) == self._num_stepped) or not self._scans_left:
+            return ""
+        message = self._scan()
+        self._scans_left -= not message
+        self._begin()
+        return message
+
+    def _begin(self) -> None:
+        """Take the model as it is now for what is to be found later."""
+        modules = [module for root in self._roots for module in root.modules()]
+        places = [
+            (held, [*map(id, held.values())])
+            for module in modules
+            if not isinstance(module, torch.jit.ScriptModule)  # whose dictionary is a view of C++, made anew each time
+            for held in _dictionaries(module)
+        ]
+        self._modules = itertools.cycle(places)
+        self._num_modules = min(2 * _LOOKS, len(places))
+        self._frozen = [p for p in self._named().values() if not p.requires_grad and id(p) not in self._known]
+        self._num_stepped = num_stepped(self._optimizer)
+
+    def _named(self) -> dict[tuple[int, str], nn.Parameter]:
+        return {
+            (stage, plain_name(name)): parameter
+            for stage, root in enumerate(self._roots)
+            for name, parameter in root.named_parameters()
+        }
+
+    def _scan(self) -> str:
+        """Return what is to be said of parameters of which nothing was said yet."""
+        now = self._named()
+        held = {id(parameter) for parameter in now.values()}
+        lost = [i for i, p in enumerate(self._parameters) if id(p.tensor) not in held and i not in self.gone]
+        self.gone |= {*lost}
+        replaced = {(self._parameters[i].stage, self._parameters[i].name) for i in lost}
+        trained = {key: p for key, p in now.items() if p.requires_grad and id(p) not in self._known}
+        new = [name for (stage, name), p in trained.items() if (stage, name) not in replaced]
+        stepped = [p for group in self._optimizer.param_groups for p in group["params"]]
+        foreign = [p for p in stepped if p.requires_grad and id(p) not in self._known | held]
+        self._known |= {id(p) for p in (*trained.values(), *foreign)}
+        parts = []
+        if lost:
+            names = _listed([self._parameters[i].name for i in lost])
+            parts.append(
+                f"the model holds another parameter in the place of {names} than at set_monitor, or none (a module was "
+                "replaced, or load_state_dict(assign=True)): no more is shown of it, and rows of the last steps may "
+                "be those of the old one"
+            )
+        if new:
+            parts.append(
+                f"parameters require a gradient that did not, or were not there, at set_monitor: {_listed(new)}"
+            )
+        if foreign:
+            parts.append(f"the optimizer has been given {len(foreign)} parameters that the model does not hold")
+        return "; ".join(parts) + _AGAIN if parts else ""
+
+
+def num_stepped(optimizer: Any) -> int:
+    """Return how many parameters are in the groups of a torch optimizer."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def unstepped(optimizer: Any, parameters: Sequence[HeldParameter]) -> frozenset[int]:
+    """Return the positions of the parameters that are in no group of the optimizer.
+
+    None where all are: then it holds copies of its own, of which this cannot be told.
+    """
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = frozenset(i for i, parameter in enumerate(parameters) if id(parameter.tensor) not in stepped)
+    return frozenset() if len(found) == len(parameters) else found
+
+
+def _dictionaries(module: nn.Module) -> Iterator[Mapping[str, Any]]:
+    yield module._modules
+    yield module._parameters
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
