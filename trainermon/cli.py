@@ -128,6 +128,8 @@ def _with_action(words: Sequence[str], asked_for: str | None, actions: Collectio
 
 def _run(words: Sequence[str], asked_for: str | None) -> int:
     parser = build_parser((asked_for,) if asked_for else ())
+    if asked_for is None and words and not words[0].startswith("-"):
+        usage.refuse_command(parser, words[0], COMMANDS)
     actions = {below.prog.split()[-1] for leaf in usage.subcommands(parser) for below in usage.subcommands(leaf)}
     arguments, unknown = parser.parse_known_args(_with_action(words, asked_for, actions))
     if unknown:  # argparse would show the usage of `trainermon` itself, which has none of the options that were meant

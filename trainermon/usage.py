@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NoReturn
 
 OVERVIEW = """\
@@ -32,6 +32,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "serve": (
         ("trainermon serve", "all runs of $TRAINERMON_OUTPUT or ./trainermon_output, in the browser"),
+        ("trainermon serve --list", "the same in the terminal, newest first"),
         ("trainermon serve /data/runs run --open", "a folder of runs and one more, opened at once"),
     ),
     "diagnose": (
@@ -93,6 +94,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "anomalies": (("trainermon anomalies anomaly_detected", "those of all ranks, in the order of a step"),),
     "alerts": (
         ("trainermon alerts run", "the alerts of all nodes, and what was said about them"),
+        ("trainermon alerts run --json", "the same for another program"),
         (
             "trainermon alerts run --acknowledge 5f1c0a9e7b3d2468 --note 'node 7, being replaced'",
             "say that you know of it",
@@ -126,6 +128,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
+MAX_PORT = 65535
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Fills descriptions as ever, and keeps the lines of what stands below the options."""
 
@@ -157,6 +162,24 @@ def refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
     meant = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
     hint = f"; did you mean {' '.join(meant)}?" if meant else ""
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def refuse_command(parser: argparse.ArgumentParser, word: str, known: Collection[str]) -> NoReturn:
+    """End the process with status 2: say that there is no command `word`, and which may be meant."""
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`trainermon --help` lists them"
+    parser.error(f"found no command {word!r}; {hint}")
+
+
+def port_number(text: str) -> int:
+    """Return a port as options take it.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no number from 0 to 65535.
+    """
+    if not text.isascii() or not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a port from 0 to {MAX_PORT:d}")
+    return int(text)
 
 
 def _below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

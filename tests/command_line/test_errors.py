@@ -92,3 +92,35 @@ def test_an_unknown_option_shows_the_usage_of_its_command(line, said, capsys):
     err = capsys.readouterr().err
     assert err.startswith(f"usage: trainermon {line.partition(' run')[0]} ")
     assert said in err
+
+
+def refused(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("diagnos", "diagnose"), ("checkpiont", "checkpoint"), ("quary", "query")]
+)
+def test_a_command_that_is_misspelt_is_answered_with_the_nearest(typed, meant, capsys):
+    assert refused(typed, capsys) == f"trainermon: error: found no command {typed!r}; did you mean {meant}?"
+
+
+def test_a_command_that_is_like_none_is_answered_with_where_they_are_listed(capsys):
+    assert refused("zzz", capsys) == "trainermon: error: found no command 'zzz'; `trainermon --help` lists them"
+
+
+@pytest.mark.parametrize("command", ["serve", "controller", "node"])
+@pytest.mark.parametrize("port", ["99999", "-1", "65536", "x", "1.5"])
+def test_a_port_that_is_none_is_refused_before_anything_listens(command, port, capsys):
+    said = refused(f"{command} --port={port}", capsys)
+
+    assert f"argument --port: found {port!r}, expected a port from 0 to 65535" in said
+
+
+def test_a_controller_that_knows_no_agents_says_which_options_name_them(capsys):
+    assert main(["controller"]) == 1
+
+    assert "give --agents, --dns, --run-directory or --kubernetes" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def test_bash_completes_commands_options_and_choices_without_the_program():
     assert completions("trainermon", "completion", "") >= {"bash", "zsh", "tcsh"}
 
 
-@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
 def test_other_shells_get_a_script_that_names_every_command(shell, capsys):
     assert main(["completion", shell]) == 0
 

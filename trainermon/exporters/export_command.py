@@ -17,7 +17,7 @@ from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.strict import build
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT
-from trainermon.exporters.export import IN_PROCESS, ExportSettings
+from trainermon.exporters.export import BUILT_IN, IN_PROCESS, ExportSettings
 from trainermon.exporters.store.feed import store_exporter
 from trainermon.exporters.store.query import find_run
 from trainermon.exporters.store.segment_follower import forget
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         action="append",
         metavar="NAME",
-        help="csv, tensorboard, influxdb, or what another package registers; may be given several times "
-        "(default: what the run was configured with)",
+        help=f"{', '.join(sorted(BUILT_IN.keys() - {'null'}))}, or what another package registers; may be given "
+        "several times (default: what the run was configured with)",
     )
     parser.add_argument("--config", type=Path, help="configuration to go by, instead of the run's own")
     parser.add_argument(

@@ -95,12 +95,21 @@ def test_a_muted_alert_does_not_fire_for_prometheus_and_is_counted_all_the_same(
     assert (values[FIRING.name], values[TOTAL.name]) == ((0,), (1,))
 
 
+def assert_told_as_json(output, capsys):
+    assert cli.main(["alerts", str(output), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told
+    assert all(one.keys() >= {"id", "rule", "node", "acknowledged", "silenced"} for one in told)
+    assert any(one["acknowledged"] for one in told)
+
+
 def assert_listed(output, capsys):
     capsys.readouterr()
     assert cli.main(["alerts", output]) == 0
     listed = capsys.readouterr().out
     assert "known to mia" in listed
     assert "loss-low: silenced until" in listed
+    assert_told_as_json(output, capsys)
 
 
 def assert_wrong_words_are_refused(run, identity):

@@ -20,6 +20,7 @@ from trainermon.agent.runs.facts import NewestRows, RunFacts
 from trainermon.agent.runs.folder import find_places
 from trainermon.agent.runs.run_list import SILENT_S, RunList
 from trainermon.agent.web.listener import TARGETS_FILE
+from trainermon.cli import main
 from trainermon.core.values import AlertState, Severity
 from trainermon.exporters.discovery import write_targets
 
@@ -47,6 +48,43 @@ def test_a_line_says_what_ranks_and_agent_have_written(tmp_path: Path) -> None:
     assert (facts.alerts, facts.alerts_firing, facts.worst) == (2, 1, Severity.CRITICAL)
     assert facts.tags == ("sweep", "lr-3e-4")
     assert facts.framework == "plain"
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, "crashed"),
+        ({"state": AlertState.RESOLVED}, "finished"),
+        ({"attempt": 0}, "finished"),
+        ({"rule": "hang"}, "finished"),
+    ],
+)
+def test_a_run_of_which_a_rank_died_in_its_newest_attempt_has_crashed(tmp_path, change, state) -> None:
+    fired = dataclasses.replace(alert_of(rule="rank-dead", severity=Severity.FATAL), **change)
+    store_run(tmp_path / "run", StoredCurves.made(4), alerts=(fired,))
+
+    assert listed(tmp_path)["run"].state == state
+
+
+def test_runs_are_listed_in_the_terminal_newest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = StoredCurves.made(6, started_s=1.78e9)
+    bad.loss[5] = np.nan
+    store_run(tmp_path / "old", bad)
+    store_run(tmp_path / "new", StoredCurves.made(3, started_s=1.79e9), alerts=(alert_of(),))
+
+    assert main(["serve", str(tmp_path), "--list"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main(["serve", str(tmp_path), "--list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+
+    assert [line[-1] for line in lines] == ["run", "new", "old"]
+    assert (lines[1][3], lines[1][5], lines[2][3:6]) == ("2", "1", ["5", "not", "finite"])
+    assert [(one["name"], one["step"]) for one in told] == [("new", 2), ("old", 5)]
+
+
+def test_a_folder_without_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path), "--list"]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
 
 
 def test_newest_comes_first(tmp_path: Path) -> None:

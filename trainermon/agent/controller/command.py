@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainermon.core.errors import ConfigError
+from trainermon.usage import port_number
 
 if TYPE_CHECKING:
     from trainermon.agent.controller.settings import ControllerSettings
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kubernetes", metavar="SELECTOR", help="agents are in the pods with these labels")
     parser.add_argument("--state", dest="state_dir", metavar="DIR", help="folder of the journal of escalations")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on (default 9462)")
+    parser.add_argument("--port", type=port_number, help="port to listen on (default 9462)")
     parser.add_argument(
         "--plain-http", action="store_true", default=None, help="speak plain HTTP to agents on other machines too"
     )
@@ -55,7 +56,12 @@ def main(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     raise_file_limit()
-    asyncio.run(serve(load_settings(args.config, _words(args))))
+    words = _words(args)
+    if args.config is None and "discovery" not in words:
+        raise ConfigError(
+            "found nothing that says where agents are: give --agents, --dns, --run-directory or --kubernetes"
+        )
+    asyncio.run(serve(load_settings(args.config, words)))
     return 0
 
 

@@ -41,7 +41,7 @@ _WAKE_S = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `trainermon run`."""
     parser.add_argument("--serve", action="store_true", help="keep agent and page up until Ctrl-C")
-    parser.add_argument("--quiet", action="store_true", help="print no summary at the end")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no summary at the end")
     parser.add_argument(
         "--flush-timeout",
         type=float,

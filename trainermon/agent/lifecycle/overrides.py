@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainermon.core.errors import ConfigError
+from trainermon.usage import port_number
 
 if TYPE_CHECKING:
     from trainermon.agent.settings import AgentSettings
@@ -28,7 +29,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     Those that are not given change nothing.
     """
     parser.add_argument("--host", help="address that page and /metrics listen on, instead of the run's")
-    parser.add_argument("--port", type=int, help="port of page and /metrics; 0 lets the system choose one")
+    parser.add_argument("--port", type=port_number, help="port of page and /metrics; 0 lets the system choose one")
     parser.add_argument(
         "--allow-host",
         action="append",

@@ -6,6 +6,7 @@ A list is read from the run directory. Words go to the agent of the run on this 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import getpass
 import http.client
@@ -21,7 +22,7 @@ from typing import Any
 from trainermon.alerts.handling import FILE, AlertHandling
 from trainermon.alerts.log import AlertLog
 from trainermon.core.errors import QueryError, TrainermonError
-from trainermon.core.values import Alert, AlertState
+from trainermon.core.values import Alert, AlertState, as_plain
 from trainermon.exporters.node_agent import find_agent
 from trainermon.exporters.store.query import find_run
 
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by", default="", metavar="NAME", help="who says so (default: user and host)")
     parser.add_argument("--note", default="", metavar="TEXT", help="why")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON, for another program")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -70,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         order = {"rule": rule, "series": args.series, "minutes": minutes, "by": by, "note": args.note}
         _say(run_dir, "/api/silences", order)
     else:
-        sys.stdout.write(listed(run_dir))
+        sys.stdout.write(as_json(run_dir) if args.json else listed(run_dir))
     return 0
 
 
@@ -79,7 +81,7 @@ def listed(run_dir: Path) -> str:
     now_s = time.time()
     lines: list[tuple[bool, int, str]] = []
     silences: list[str] = []
-    for node in sorted(path for path in run_dir.glob("nodes/*") if path.is_dir()):
+    for node in _nodes(run_dir):
         handling = AlertHandling(node / FILE)
         latest = {alert.id: alert for alert in AlertLog(node / "alerts.jsonl").read()}
         lines += [
@@ -91,6 +93,27 @@ def listed(run_dir: Path) -> str:
             silences.append(f"{silence.rule}{series}: silenced until {_clock(silence.until_s)} by {silence.by}")
     text = [line for *_, line in sorted(lines)] or ["no alerts"]
     return "\n".join([*text, *silences, ""])
+
+
+def as_json(run_dir: Path) -> str:
+    """Return the alerts of all nodes in their last state as a JSON list, in the order of their steps.
+
+    Each has the fields of `alerts.jsonl`, its node, `acknowledged` (who knows of it, or null) and `silenced`.
+    """
+    now_s = time.time()
+    found = []
+    for node in _nodes(run_dir):
+        handling = AlertHandling(node / FILE)
+        for alert in {alert.id: alert for alert in AlertLog(node / "alerts.jsonl").read()}.values():
+            known, quiet = handling.acknowledgement(alert.id), handling.silence(alert, now_s)
+            said = {"acknowledged": known.by if known else None, "silenced": quiet is not None}
+            found.append({"node": node.name, **dataclasses.asdict(alert), **said})
+    found.sort(key=lambda one: (one["first_step"], one["id"]))
+    return json.dumps(as_plain(found), indent=1) + "\n"
+
+
+def _nodes(run_dir: Path) -> list[Path]:
+    return sorted(path for path in run_dir.glob("nodes/*") if path.is_dir())
 
 
 def _line(alert: Alert, handling: AlertHandling, now_s: float) -> str:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
+import json
 import logging
+import math
 import secrets
 import signal
 import sys
+import time
 import webbrowser
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.topology import OUTPUT_ROOT, output_root
+from trainermon.core.values import as_plain
+from trainermon.usage import port_number
 
 SUMMARY = "show the runs of a folder in the browser: list, pages, comparison"
 PORT = 9463
@@ -33,10 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"folders of runs, or runs (default: $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT})",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, help=f"port to listen on (default: {PORT}, or a free one if it is taken)")
+    parser.add_argument(
+        "--port", type=port_number, help=f"port to listen on (default: {PORT}, or a free one if it is taken)"
+    )
     parser.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME", help="a further name it may be asked for under"
     )
+    parser.add_argument("--list", action="store_true", help="print the runs, newest first, and end")
+    parser.add_argument("--json", action="store_true", help="with --list: as JSON, for another program")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
@@ -50,10 +61,31 @@ def main(args: argparse.Namespace) -> int:
     for path in opened:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give a folder of runs, or the directory of a run")
+    if args.list or args.json:
+        sys.stdout.write(listed(opened, as_json=args.json))
+        return 0
     logging.basicConfig(level=logging.WARNING, format="trainermon: %(message)s", stream=sys.stderr)
     logging.getLogger("trainermon").setLevel(logging.INFO)
     asyncio.run(_serve(opened, args))
     return 0
+
+
+def listed(opened: Sequence[Path], *, as_json: bool = False) -> str:
+    """Return the runs of folders, newest first: a line for each, or a JSON list of what is known of each."""
+    from trainermon.agent.runs.run_list import RunList
+
+    runs = RunList(opened)
+    runs.scan()
+    found = list(runs.facts.values())
+    if as_json:
+        return json.dumps(as_plain([dataclasses.asdict(facts) for facts in found]), indent=1) + "\n"
+    lines = [f"{'state':<10}{'started':<18}{'step':>10}{'loss':>12}{'alerts':>8}  run"]
+    for facts in found:
+        started = "–" if facts.started_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.started_s))
+        step = "–" if facts.step is None else f"{facts.step:,}"
+        loss = "–" if facts.loss is None else f"{facts.loss:.5g}" if math.isfinite(facts.loss) else "not finite"
+        lines.append(f"{facts.state:<10}{started:<18}{step:>10}{loss:>12}{facts.alerts:>8}  {printable(facts.name)}")
+    return "\n".join(lines) + "\n" if found else f"no runs in {', '.join(map(str, opened))}\n"
 
 
 async def _serve(opened: Sequence[Path], args: argparse.Namespace) -> None:

@@ -85,7 +85,8 @@ class RunList:
         if is_up:
             state = "running" if self._clock() - seen_s < SILENT_S else "silent"
         else:
-            state = "finished" if known.files.newest else "empty"
+            ended = "crashed" if facts.has_died else "finished"
+            state = ended if known.files.newest else "empty"
         return dataclasses.replace(facts, state=state, page=agent.url if agent else None)
 
 

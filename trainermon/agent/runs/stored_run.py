@@ -24,7 +24,7 @@ from trainermon.agent.orders.diagnosis_pages import DiagnosisPages
 from trainermon.agent.orders.dumps import DumpKey, RunDumps
 from trainermon.agent.orders.graphs import DumpGraphs, GraphAnswer
 from trainermon.agent.place import AgentPlace
-from trainermon.agent.runs.facts import RunFacts
+from trainermon.agent.runs.facts import ENDED, RunFacts
 from trainermon.agent.runs.stored_history import StoredHistory, first_line
 from trainermon.agent.turn.rank_files import RankFile, read_rank_file
 from trainermon.agent.web.curves import StoredCurves
@@ -152,7 +152,7 @@ class StoredRun:
         self._read = read
         for step in steps:
             read.add(step)
-        if self._facts().state == "finished":
+        if self._facts().state in ENDED:
             read.history.end_all()
 
     async def _in_thread(self, task: Callable[..., Any], **arguments: Any) -> Any:
@@ -167,7 +167,7 @@ class StoredRun:
             "run_id": facts.name,
             "attempt": self._read.attempt or facts.attempt,
             "host": ", ".join(self._nodes),
-            "state": facts.state,
+            "state": "finished" if facts.state in ENDED else facts.state,
             "step": latest.step if latest else None,
             "started_s": facts.started_s,
             "world_size": self._read.world_size,

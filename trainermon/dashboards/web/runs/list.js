@@ -9,12 +9,13 @@ import { fragment } from "./address.js";
 /** @import { AddressState, RunEntry } from "./types.js" */
 
 const MOST_CHOSEN = 32;
-const STATES = [["all", "all"], ["running", "running"], ["finished", "finished"], ["alerts", "with alerts"], ["problem", "with problems"]];
+const STATES = [["all", "all"], ["running", "running"], ["finished", "finished"], ["crashed", "crashed"], ["alerts", "with alerts"], ["problem", "with problems"]];
 /** @type {Record<string, string>} */
 const STATE_TITLES = {
   running: "Its ranks train, or its agent stores what they left.",
   silent: "Its agent has not said that it ends, but has stored nothing for five minutes: it was killed, or its node is gone.",
   finished: "Its ranks have ended, and all that they left is stored.",
+  crashed: "A rank died without a good-bye, and nothing went on after that.",
   empty: "No step was stored.",
 };
 /** @type {[string, string, (run: RunEntry) => string | number][]} */
@@ -24,10 +25,20 @@ const COLUMNS = [
   ["started", "Started", ({ started_s, last_time_s }) => -(started_s ?? last_time_s ?? 0)],
   ["duration", "Duration", ({ started_s, last_time_s }) => -((last_time_s ?? 0) - (started_s ?? last_time_s ?? 0))],
   ["step", "Step", ({ step }) => -(step ?? -1)],
-  ["loss", "Loss", ({ loss }) => measured(loss) ?? Infinity],
+  ["loss", "Loss", ({ loss }) => byLoss(loss)],
   ["alerts", "Alerts", ({ alerts, alerts_firing }) => -(alerts_firing * 1e6 + alerts)],
   ["ranks", "Ranks", ({ world_size }) => -world_size],
 ];
+
+/**
+ * Finite ones by size, then those that are not finite, then what was not recorded.
+ * @param {RunEntry["loss"]} loss
+ */
+function byLoss(loss) {
+  const value = measured(loss);
+  if (value === null) return Infinity;
+  return Number.isFinite(value) ? value : Number.MAX_VALUE;
+}
 
 export class RunTable {
   /** @type {RunEntry[]} */
