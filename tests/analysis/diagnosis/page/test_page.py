@@ -282,13 +282,20 @@ def code_file(tmp_path, name="model.py"):
     return path
 
 
-def test_the_lines_around_a_frame_are_shown(tmp_path):
+def test_of_code_outside_of_functions_the_line_alone_is_shown(tmp_path):
     path = code_file(tmp_path)
+
+    assert excerpt(f"File {path}, line 9, in <module>, \n line_9 = 1 < 2").context == ((9, "line_9 = 1 < 2"),)
+
+
+def test_the_lines_around_a_frame_are_shown(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("def forward():\n" + "".join(f"    line_{number} = 1 < 2\n" for number in range(2, 31)))
 
     found = excerpt(f"File {path}, line 9, in forward, \n line_9 = 1 < 2")
 
     assert (found.file, found.line, found.function, found.missing) == (str(path), 9, "forward", "")
-    assert found.context == tuple((number, f"line_{number} = 1 < 2") for number in range(4, 15))
+    assert found.context == tuple((number, f"    line_{number} = 1 < 2") for number in range(4, 15))
     assert excerpt("no frame") is None
 
 
