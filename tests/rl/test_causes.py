@@ -9,7 +9,7 @@ from tests.rl.policies import FAULTS, SEQUENCES, Step, normal
 from trainermon.rl.causes import Limits
 from trainermon.rl.judging import judge
 from trainermon.rl.tokens import pair, read_side
-from trainermon.rl.values import VERDICT_OF, Cause, Floor, Sampling, Verdict, WeightCheck
+from trainermon.rl.values import VERDICT_OF, Cause, Floor, Sampling, Verdict, WeightCheck, WeightDifference
 
 SEEDS = range(1000, 1010)
 
@@ -134,6 +134,50 @@ def test_weights_of_another_type_are_no_cause(equal, said):
     assert report.causes == ()
     assert report.sentence.endswith(said)
     assert report.notes[-1] == check.advice
+
+
+def test_weights_of_which_only_sums_were_compared_are_not_called_equal():
+    check = WeightCheck(version=1, engines=("a",), equal=3, unordered=("a.k_proj", "a.v_proj"))
+
+    report = Step(1).report(weights=check)
+
+    assert report.causes == ()
+    assert report.sentence.endswith(", and the weights have equal sums; the order within 2 of them was not checked.")
+    assert report.notes[-1] == check.advice
+
+
+def test_that_nothing_was_sent_is_said():
+    report = Step(1).report(weights=WeightCheck(version=4, engines=("a",), equal=0))
+
+    assert str(report.causes[0].cause) == "weights differ"
+    assert report.causes[0].evidence == "as version 4 no tensor was sent"
+
+
+def test_an_engine_that_is_a_version_ahead_of_its_counter_is_said_to_be():
+    differing = tuple(
+        WeightDifference(name=name, engine="vllm", found="already those of version 1", version=1) for name in "abc"
+    )
+    report = Step(1, "old weights").report(
+        weights=WeightCheck(version=0, engines=("vllm",), equal=0, differing=differing)
+    )
+
+    (found,) = [each for each in report.causes if each.cause is Cause.WEIGHTS_DIFFER]
+    assert found.evidence == "vllm should have version 0, and all 3 tensors that differ are those of version 1"
+    assert "counter" in found.advice
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+@pytest.mark.parametrize("side", ["rollout", "train"])
+def test_log_probabilities_that_are_not_finite_are_a_cause(value, side):
+    step = Step(1)
+    values = np.array(getattr(step, side), np.float64)
+    values[:2] = value
+    setattr(step, side, values)
+
+    report = step.report()
+
+    assert (report.verdict, str(report.causes[0].cause)) == (Verdict.BOOKKEEPING, "non-finite")
+    assert f"in {'the rollout' if side == 'rollout' else 'the trainer'};" in report.causes[0].evidence
 
 
 def test_equal_weights_leave_numerics():

@@ -23,15 +23,21 @@ def exact(tensor):
     """Return total and order by Python's integers."""
     size = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}[tensor.element_size()]
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    rows = tensor.contiguous().view(kind).reshape(tensor.shape[0], -1).numpy().astype(size).tolist()
+    shape = tensor.shape
+    num_rows = shape[0] * (shape[1] if len(shape) > 2 else 1)
+    rows = tensor.contiguous().view(kind).reshape(num_rows, -1).numpy().astype(size).tolist()
     sums = [sum(w * (w + M) for w in row) for row in rows]
-    weights = []
-    for number in range(1, len(rows) + 1):
-        x = number * M % 2**64
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-        weights.append((x ^ (x >> 31)) | 1)
+    weights = [weight_of(number) for number in range(shape[0])]
+    if len(shape) > 2:
+        weights = [weight * weight_of(2**40 + second) for weight in weights for second in range(shape[1])]
     return sum(sums) % 2**64, sum(w * s for w, s in zip(weights, sums, strict=True)) % 2**64
+
+
+def weight_of(index):
+    x = (index + 1) * M % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return (x ^ (x >> 31)) | 1
 
 
 def digest(tensor, starts=()):

@@ -52,7 +52,7 @@ def check(held, *, dtype="float8"):
     sent = digest_tensors(sent_weights(), dtype=dtype)
     wholes = wholes_of([WeightDigest(version=1, tensors=sent)])
     engine = hold(held, version=1, name_map=names.hf_to_vllm, sent=wholes)
-    return check_weights(1, wholes, {"engine": wholes_of([engine])}, name_map=names.hf_to_vllm, older={})
+    return check_weights(1, wholes, {"engine": wholes_of([engine])}, name_map=names.hf_to_vllm, others={})
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -74,7 +74,7 @@ def test_what_such_an_engine_does_not_quantise_is_compared_in_its_own_type(round
     wholes = wholes_of([WeightDigest(version=1, tensors=digest_tensors(norms, dtype="float8"))])
 
     engine = hold(held, version=1, sent=wholes if knows_sent else None)
-    found = check_weights(1, wholes, {"engine": wholes_of([engine])}, name_map=names.same, older={})
+    found = check_weights(1, wholes, {"engine": wholes_of([engine])}, name_map=names.same, others={})
 
     assert ([each.name for each in found.differing], found.equal, found.uncompared) == (["norm.1", "norm.2"], 1, ())
 

@@ -25,6 +25,14 @@ def watch(tmp_path):
     found.close()
 
 
+def test_a_version_as_which_nothing_was_sent_is_a_difference(watch, caplog):
+    list(watch.sent({}, version=2))
+    tell(watch, 1, Step(1))
+
+    assert watch.report(1).causes[0].evidence == "as version 2 no tensor was sent"
+    assert "no tensor was sent as version 2" in caplog.text
+
+
 def tell(watch, number, made, *, parts=1):
     with watch.step(number):
         for some in np.array_split(np.arange(len(made.ids)), parts):

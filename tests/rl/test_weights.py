@@ -74,7 +74,7 @@ def check(sent, held, *, size=1, version=1, older=(), vocab=VOCAB, knows_sent=Tr
         for rank in range(size)
     ]
     before = {v: wholes_of([WeightDigest(version=v, tensors=digest_tensors(w))]) for v, w in older}
-    return check_weights(version, whole, {"vllm": wholes_of(ranks)}, name_map=names.hf_to_vllm, older=before)
+    return check_weights(version, whole, {"vllm": wholes_of(ranks)}, name_map=names.hf_to_vllm, others=before)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
@@ -93,7 +93,102 @@ def test_what_was_sent_is_found_in_any_split(size, vocab):
 def test_fused_tensors_are_compared_as_sums_where_what_was_sent_is_not_known():
     sent = weights()
 
-    assert check(sent, sent, knows_sent=False).is_equal
+    found = check(sent, sent, knows_sent=False)
+
+    assert found.is_equal
+    assert set(found.unordered) == {name for name in sent if names.hf_to_vllm(name) != name}
+    assert "folder=" in found.advice
+
+
+@pytest.mark.parametrize("knows_sent", [True, False])
+@pytest.mark.parametrize("order", [sorted, lambda found: sorted(found, reverse=True)])
+def test_the_order_of_sending_does_not_matter(order, knows_sent):
+    sent = weights()
+
+    found = check({name: sent[name] for name in order(sent)}, sent, size=2, knows_sent=knows_sent)
+
+    assert found.is_equal, found.differing
+
+
+EXPERTS = 12
+
+
+def experts():
+    """Return the tensors of experts one by one, in the order of their names as texts, which is not that of numbers."""
+    torch.manual_seed(5)
+    shapes = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
+    found = {
+        f"model.layers.0.mlp.experts.{number}.{part}.weight": torch.randn(shape).bfloat16()
+        for number in range(EXPERTS)
+        for part, shape in shapes.items()
+    }
+    return dict(sorted(found.items()))
+
+
+def stacked(of, rank=0, size=1, *, by_expert=False):
+    """Return w13 and w2 as an engine's rank holds them: a share of each expert, or whole experts."""
+
+    def part(number, name, dim):
+        tensor = of[f"model.layers.0.mlp.experts.{number}.{name}.weight"]
+        return tensor if by_expert else tensor.chunk(size, dim)[rank]
+
+    numbers = range(rank * EXPERTS // size, (rank + 1) * EXPERTS // size) if by_expert else range(EXPERTS)
+    w13 = [torch.cat([part(number, "gate_proj", 0), part(number, "up_proj", 0)]) for number in numbers]
+    return {
+        "model.layers.0.mlp.experts.w13_weight": torch.stack(w13),
+        "model.layers.0.mlp.experts.w2_weight": torch.stack([part(number, "down_proj", 1) for number in numbers]),
+    }
+
+
+def exchanged(of, one, other):
+    """Return tensors of which those whose names hold `one` and `other` have changed places."""
+    place = {name: name.replace(one, "@").replace(other, one).replace("@", other) for name in of}
+    return {name: of[place[name]] for name in of}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("by_expert", [False, True])
+@pytest.mark.parametrize("pair", [None, (".2.", ".10."), ("gate", "up")])
+def test_experts_and_their_halves_have_places_in_stacked_weights(size, by_expert, pair):
+    sent = experts()
+    held = exchanged(sent, *pair) if pair else sent
+    whole = wholes_of([WeightDigest(version=1, tensors=digest_tensors(sent))])
+    ranks = [
+        hold(stacked(held, rank, size, by_expert=by_expert), version=1, name_map=names.hf_to_vllm, sent=whole,
+             shard=rank, num_shards=size)
+        for rank in range(size)
+    ]  # fmt: skip
+
+    found = check_weights(1, whole, {"vllm": wholes_of(ranks)}, name_map=names.hf_to_vllm, others={})
+
+    assert {each.name for each in found.differing} == {name for name in sent if pair and held[name] is not sent[name]}
+    assert (found.unordered, found.missing, found.unexpected) == ((), (), ())
+
+
+def test_halves_in_each_others_place_within_stacked_experts_are_seen():
+    sent = stacked(experts())
+    name = "model.layers.0.mlp.experts.w13_weight"
+    held = {**sent, name: sent[name].roll(6, 1)}
+    transposed = {**sent, name: sent[name].transpose(1, 2).contiguous()}
+    whole = wholes_of([WeightDigest(version=1, tensors=digest_tensors(sent))])
+    engines = {
+        name: wholes_of([hold(tensors, version=1, sent=whole)])
+        for name, tensors in {"swapped": held, "transposed": transposed}.items()
+    }
+
+    found = check_weights(1, whole, engines, name_map=names.same, others={})
+
+    assert [(each.name, each.engine) for each in found.differing] == [(name, "swapped")]
+    of_transposed = check_weights(1, whole, {"t": engines["transposed"]}, name_map=names.same, others={})
+    assert (of_transposed.differing, of_transposed.unordered) == ((), (name,))
+
+
+def test_a_version_that_is_newer_than_the_counter_says_is_named():
+    old, new = weights(1), weights(2)
+
+    differing = check(old, new, version=0, older=[(1, new)]).differing
+
+    assert {(each.version, each.found) for each in differing} == {(1, "already those of version 1")}
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -202,7 +297,7 @@ def test_every_tensor_is_counted_once_however_many_engines_hold_another_one():
         for name, held in {"1": stale, "2": stale, "3": other_type}.items()
     }
 
-    found = check_weights(1, whole, engines, name_map=lambda name: "qkv" if name in "qkv" else name, older={})
+    found = check_weights(1, whole, engines, name_map=lambda name: "qkv" if name in "qkv" else name, others={})
 
     assert [each.name for each in found.differing] == ["q + k + v", "a"] * 2
     assert (found.equal, found.num_tensors) == (1, len(names_sent))
@@ -211,7 +306,7 @@ def test_every_tensor_is_counted_once_however_many_engines_hold_another_one():
 def test_a_check_that_saw_no_tensor_does_not_pass():
     whole = wholes_of([])
 
-    assert not check_weights(1, whole, {"vllm": {}}, name_map=names.same, older={}).is_equal
+    assert not check_weights(1, whole, {"vllm": {}}, name_map=names.same, others={}).is_equal
 
 
 def test_digests_come_back_from_files_and_old_ones_go(tmp_path):

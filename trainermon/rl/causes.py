@@ -107,8 +107,9 @@ class Case:
 
     @property
     def has_equal_weights(self) -> bool:
-        """Whether digests say so of every tensor."""
-        return self.weights is not None and self.weights.is_equal and not self.weights.uncompared
+        """Whether digests say so of every tensor, and of its order."""
+        check = self.weights
+        return check is not None and check.is_equal and not check.uncompared and not check.unordered
 
 
 def judged_z(measures: PolicyMeasures, limits: Limits) -> float:
@@ -259,6 +260,17 @@ def _weights_differ(case: Case) -> Iterator[FoundCause]:
     check = case.weights
     if check is None or not check.has_difference:
         return
+    if not check.num_tensors:
+        yield FoundCause(
+            cause=Cause.WEIGHTS_DIFFER,
+            evidence=f"as version {check.version} no tensor was sent",
+            advice="Watch.sent was given nothing: pass it what is sent, and read all that it yields",
+        )
+        return
+    others = {each.version for each in check.differing}
+    if len(others) == 1 and None not in others and not check.missing:
+        yield _other_version(check, next(iter(others)))
+        return
     names = [f"{each.name} ({each.engine}: {each.found})" for each in check.differing[:3]]
     names += [f"{name} (missing)" for name in check.missing[: 3 - len(names)]]
     total = len(check.differing) + len(check.missing)
@@ -268,6 +280,18 @@ def _weights_differ(case: Case) -> Iterator[FoundCause]:
         evidence=f"of version {check.version}, {total} of {total + check.equal} tensors are not in the engine as they "
         f"were sent: {', '.join(names)}{more}",
         advice="look at how these names are mapped and packed when weights are sent, and whether the engine loads them",
+    )
+
+
+def _other_version(check: WeightCheck, version: int | None) -> FoundCause:
+    count = len({each.name for each in check.differing})
+    engines = ", ".join(dict.fromkeys(each.engine for each in check.differing))
+    return FoundCause(
+        cause=Cause.WEIGHTS_DIFFER,
+        evidence=f"{engines} should have version {check.version}, and all {count} tensors that differ are those of "
+        f"version {version}",
+        advice="the engine has weights that were sent, and the number does not fit: its counter of versions is off, or "
+        "it was not given the latest ones",
     )
 
 
@@ -351,6 +375,22 @@ def _routing(case: Case) -> Iterator[FoundCause]:
         )
 
 
+def _nonfinite(case: Case) -> Iterator[FoundCause]:
+    """A sampled token has a finite log-probability, on both sides."""
+    tokens = case.tokens
+    if tokens.num_nonfinite:
+        side = "the rollout" if tokens.num_nonfinite_of_rollout else "the trainer"
+        if 0 < tokens.num_nonfinite_of_rollout < tokens.num_nonfinite:
+            side = "both sides"
+        yield FoundCause(
+            cause=Cause.NONFINITE,
+            evidence=f"{tokens.num_nonfinite:,} of {len(tokens) + tokens.num_nonfinite:,} tokens that count have a "
+            f"log-probability of NaN or infinity in {side}; the others say mean |Δ| {case.measures.mean_abs:.3g}",
+            advice="a token that was sampled cannot have probability 0: look at what writes these log-probabilities, "
+            "and mask what was not sampled",
+        )
+
+
 def _unexplained(case: Case) -> FoundCause:
     m = case.measures
     if case.is_miscounted:
@@ -394,4 +434,5 @@ _RULES: tuple[Callable[[Case], Iterator[FoundCause]], ...] = (
     _one_engine,
     _stale_cache,
     _routing,
+    _nonfinite,
 )

@@ -1,9 +1,11 @@
 """Digests of weights: a few numbers per tensor that add up over shards and over fused tensors.
 
-Of each row (along the first dimension) the checksum of the bits is taken, as `trainermon.statistics.checksums` defines
-it. A tensor's digest has two sums of these, modulo 2^64:
+Of each row (along the first dimension; of more than two, along the first two) the checksum of the bits is taken, as
+`trainermon.statistics.checksums` defines it. A tensor's digest has two sums of these, modulo 2^64:
 
     total = sum of checksum(row)        order = sum of weight(index of the row in the whole tensor) * checksum(row)
+
+The weight of a row with two indices is the product of one for each.
 
 Both are sums over elements, so those of shards add up to those of the whole, in whichever dimension it was split.
 `order` sees rows that have changed places, as heads or fused parts in the wrong order are; `total` needs no knowledge
@@ -27,6 +29,7 @@ from trainermon.rl.quantised import TensorSums, is_quantised, moments_of
 
 MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_SECOND = 1 << 40  # far from what the first dimension counts: weights of the two are not the same
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -106,9 +109,15 @@ class Digester:
             self._moments[name] = moments_of(local, scale)
         starts = starts or begin
         rows, read = _row_checksums(local, self._dtype)
+        columns = tuple(local.shape)[1:2] if len(local.shape) > 2 else ()
         dtype = dtype if _torch_of(local) is None and dtype else read
-        total, order = _sums(rows, starts[0] if starts else 0)
+        total, order = _sums(rows, columns, starts[:2] if starts else (0, 0))
         self._open[name] = (dtype, tuple(local.shape), starts, total, order)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many were taken."""
+        return len(self._open)
 
     def finish(self) -> dict[str, TensorDigest]:
         """Return the digests by name. Waits for the device, once for each device."""
@@ -170,6 +179,7 @@ def _row_checksums(tensor: Any, dtype: str) -> tuple[Any, str]:
     torch = _torch_of(tensor)
     if torch is None:
         array = np.asarray(tensor)
+        array = array.reshape(-1, *array.shape[2:]) if array.ndim > 2 else array
         if dtype and array.dtype.kind == "f" and array.dtype.name != dtype:
             array = array.astype(_numpy_type(dtype))
         return _rows_by_numpy(array), array.dtype.name
@@ -177,6 +187,7 @@ def _row_checksums(tensor: Any, dtype: str) -> tuple[Any, str]:
 
     if dtype and tensor.is_floating_point():
         tensor = tensor.to(getattr(torch, dtype))
+    tensor = tensor.flatten(0, 1) if tensor.ndim > 2 else tensor
     return row_checksums(tensor), str(tensor.dtype).removeprefix("torch.")
 
 
@@ -198,8 +209,12 @@ def _rows_by_numpy(array: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _sums(rows: Any, first: int) -> tuple[Any, Any]:
-    weights = row_weights(first, len(rows))
+def _sums(rows: Any, columns: tuple[int, ...], starts: tuple[int, ...]) -> tuple[Any, Any]:
+    count = len(rows) // max(1, *columns) if columns else len(rows)
+    weights = row_weights(starts[0], count)
+    if columns:
+        with np.errstate(over="ignore"):
+            weights = (weights[:, None] * row_weights(_SECOND + starts[1], columns[0])).reshape(-1)
     torch = _torch_of(rows)
     if torch is not None:
         return rows.sum(), (rows * torch.from_numpy(weights).to(rows.device, non_blocking=True)).sum()

@@ -49,5 +49,6 @@ def hold(  # noqa: PLR0913 - whose weights these are
             digester.add(name, tensor)
         else:
             for piece in pieces:
-                digester.add(piece.name, tensor[piece.first : piece.last] if len(pieces) > 1 else tensor, piece.starts)
+                of = tensor if piece.expert is None else tensor[piece.expert]
+                digester.add(piece.name, of[piece.first : piece.last] if len(pieces) > 1 else of, piece.starts)
     return WeightDigest(version=version, tensors=digester.finish(), engine=engine, shard=shard, num_shards=num_shards)

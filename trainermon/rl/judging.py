@@ -148,6 +148,8 @@ def _known_of(weights: WeightCheck | None) -> str:
         return ", and the weights could not be compared"
     if weights.uncompared:
         return f", and {weights.equal} of {weights.num_tensors} weights are known to be equal"
+    if weights.unordered:
+        return f", and the weights have equal sums; the order within {len(weights.unordered)} of them was not checked"
     return ", and the weights are equal"
 
 

@@ -66,6 +66,7 @@ class Tokens:
         again: The trainer's second computation; None: not given.
         experts_differ: Whether the first experts of the two sides differ in any layer; None: not given by both.
         num_nonfinite: Tokens left out because a log-probability is NaN or infinite.
+        num_nonfinite_of_rollout: Those of them where the rollout's is.
         num_masks_differ: Positions that count on one side only, where positions stand side by side.
     """
 
@@ -78,6 +79,7 @@ class Tokens:
     again: Floats | None = None
     experts_differ: Flags | None = None
     num_nonfinite: int = 0
+    num_nonfinite_of_rollout: int = 0
     num_masks_differ: int = 0
 
     def __len__(self) -> int:
@@ -192,7 +194,10 @@ def _finite(tokens: Tokens) -> Tokens:
     if left == len(tokens):
         found = f"all {left} log-probabilities are NaN or infinite" if left else "no token counts under the masks"
         raise NotComparableError(found)
-    kept = dataclasses.replace(tokens.only(finite), num_nonfinite=left) if left else tokens
+    of_rollout = int(np.count_nonzero(~np.isfinite(tokens.rollout)))
+    kept = tokens
+    if left:
+        kept = dataclasses.replace(tokens.only(finite), num_nonfinite=left, num_nonfinite_of_rollout=of_rollout)
     _require_logprobs(kept)
     return kept
 

@@ -38,6 +38,7 @@ class Cause(TextEnum):
     STALE_CACHE = "stale cache"
     ROUTING = "routing"
     NUMERICS = "numerics"
+    NONFINITE = "non-finite"
     UNEXPLAINED = "unexplained"
 
 
@@ -53,6 +54,7 @@ VERDICT_OF: dict[Cause, Verdict] = {
     Cause.STALE_CACHE: Verdict.POLICY_DIFFERS,
     Cause.ROUTING: Verdict.POLICY_DIFFERS,
     Cause.NUMERICS: Verdict.POLICY_DIFFERS,
+    Cause.NONFINITE: Verdict.BOOKKEEPING,
 }
 """The verdict that follows from each cause; what is unexplained depends on the mean ratio."""
 
@@ -211,6 +213,8 @@ class WeightCheck:
         unexpected: Names that an engine has, and that were not sent.
         uncompared: Names that an engine holds in another type than they were digested in when they were sent.
         uncompared_types: The types in which engines hold these, as `float32`, sorted.
+        unordered: Equal names of which only sums could be compared: rows, or fused parts, in each other's places would
+            not be seen.
     """
 
     version: int
@@ -221,6 +225,7 @@ class WeightCheck:
     unexpected: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
     uncompared_types: tuple[str, ...] = ()
+    unordered: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -229,8 +234,8 @@ class WeightCheck:
 
     @property
     def has_difference(self) -> bool:
-        """Whether a tensor is missing, or known to be another."""
-        return bool(self.differing or self.missing)
+        """Whether a tensor is missing, or known to be another, or none was sent."""
+        return bool(self.differing or self.missing) or not self.num_tensors
 
     @property
     def num_tensors(self) -> int:
@@ -242,12 +247,22 @@ class WeightCheck:
     def advice(self) -> str:
         """What makes the rest comparable; empty if all was compared."""
         if not self.uncompared:
-            return ""
+            return self._advice_on_order
         given = dict.fromkeys("float8" if name.startswith("float8") else name for name in self.uncompared_types)
         wanted = " or ".join(f'dtype="{name}"' for name in given)
         return (
             f"{len(self.uncompared)} of {self.num_tensors} tensors were not compared: engines hold them as "
             f"{', '.join(self.uncompared_types)}, and they were not sent as that; say so by rl.Watch({wanted})"
+        )
+
+    @property
+    def _advice_on_order(self) -> str:
+        if not self.unordered:
+            return ""
+        return (
+            f"of {len(self.unordered)} of {self.num_tensors} tensors only sums were compared, as of "
+            f"{self.unordered[0]}: parts in each other's places would not be seen; "
+            "give the engine's side the watch's folder (`folder=`)"
         )
 
 

@@ -181,6 +181,8 @@ class Watch:
             yield name, tensor
         if digester is not None:
             with self._contained("sent"):
+                if not digester.num_tensors:
+                    self.say_once(f"no tensor was sent as version {version}: Watch.sent was given nothing")
                 digest = WeightDigest(version=version, tensors=digester.finish(), shard=self.rank)
                 files.write_digest(self.folder, digest)
 
@@ -239,16 +241,17 @@ class Watch:
 
     def check(self, version: int) -> WeightCheck | None:
         """Return whether the engines hold what was sent as `version`; None: one side said nothing yet."""
-        sent = wholes_of(files.read_sent(self.folder, version))
+        digests = files.read_sent(self.folder, version)
+        sent = wholes_of(digests)
         engines = {engine: wholes_of(found) for engine, found in files.read_held(self.folder, version).items()}
-        if not sent or not engines:
+        if not digests or (sent and not engines):
             return None
-        older = {
+        others = {
             number: wholes_of(files.read_sent(self.folder, number))
             for number in files.sent_versions(self.folder)
-            if number < version
+            if number != version
         }
-        return check_weights(version, sent, engines, name_map=self._settings.name_map, older=older)
+        return check_weights(version, sent, engines, name_map=self._settings.name_map, others=others)
 
     def close(self) -> None:
         """Finish what is under way. Nothing more is compared after that."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainermon.rl.digest import TensorDigest, WeightDigest, added
-from trainermon.rl.names import NameMap
+from trainermon.rl.names import NameMap, expert_of, in_order
 from trainermon.rl.quantised import TensorSums, added_moments, is_quantised, is_scale, is_within_steps
 from trainermon.rl.values import WeightCheck, WeightDifference
 
@@ -39,7 +39,8 @@ class FusedPiece:
 
     Attributes:
         name: The trainer's name.
-        first: The first row.
+        expert: Which part along the first dimension of a tensor that stacks experts; None: it stacks none.
+        first: The first row, of that part.
         last: The row after the last.
         starts: Where the piece begins in each dimension of the trainer's tensor.
     """
@@ -48,6 +49,7 @@ class FusedPiece:
     first: int
     last: int
     starts: Shape
+    expert: int | None = None
 
 
 def whole_of(parts: Sequence[TensorDigest]) -> Whole:
@@ -77,11 +79,11 @@ def wholes_of(digests: Iterable[WeightDigest]) -> dict[str, Whole]:
 
 
 def fused(names: Iterable[str], name_map: NameMap) -> dict[str, list[str]]:
-    """Return by the engine's name the trainer's names that it holds, in the order in which they were sent."""
+    """Return by the engine's name the trainer's names that it holds, in the order in which it holds them."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name_map(name), []).append(name)
-    return groups
+    return {engine_name: in_order(found) for engine_name, found in groups.items()}
 
 
 def pieces_of(
@@ -97,6 +99,8 @@ def pieces_of(
         num_shards: How many ranks it has.
     """
     shapes = [sent[name].shape for name in names]
+    if len(shape) > 2 and all(found is not None and len(found) == len(shape) - 1 for found in shapes):
+        return _of_experts(shape, names, sent, shard, num_shards)
     if not shape or any(found is None or len(found) != len(shape) for found in shapes):
         return None
     rows = (
@@ -108,9 +112,33 @@ def pieces_of(
     for name, whole, count in zip(names, shapes, rows, strict=True):
         part = (count, *shape[1:])
         starts = tuple(_start(n, m, shard, num_shards) for n, m in zip(part, whole or (), strict=True))
+        if len(part) > 2 and whole and part[1] < whole[1]:
+            starts = ()  # a split gate_up has rows from two places
         pieces.append(FusedPiece(name, first, first + count, starts))
         first += count
     return pieces
+
+
+def _of_experts(
+    shape: Shape, names: Sequence[str], sent: Mapping[str, Whole], shard: int, num_shards: int
+) -> list[FusedPiece] | None:
+    """Return the pieces of a tensor `[experts, …]`, of which a rank has all experts, or its share of them, whole."""
+    by_expert: dict[int, list[str]] = {}
+    for name in names:
+        by_expert.setdefault(expert_of(name), []).append(name)
+    if shape[0] == len(by_expert):
+        held, part = list(by_expert.values()), (shard, num_shards)
+    elif shape[0] * num_shards == len(by_expert):
+        held, part = list(by_expert.values())[shard * shape[0] : (shard + 1) * shape[0]], (0, 1)
+    else:
+        return None
+    found = []
+    for expert, of_expert in enumerate(held):
+        pieces = pieces_of(shape[1:], of_expert, sent, *part)
+        if pieces is None:
+            return None
+        found += [dataclasses.replace(piece, expert=expert) for piece in pieces]
+    return found
 
 
 def check_weights(
@@ -119,7 +147,7 @@ def check_weights(
     engines: Mapping[str, Mapping[str, Whole]],
     *,
     name_map: NameMap,
-    older: Mapping[int, Mapping[str, Whole]],
+    others: Mapping[int, Mapping[str, Whole]],
 ) -> WeightCheck:
     """Return whether each engine has what was sent.
 
@@ -128,12 +156,13 @@ def check_weights(
         sent: Its tensors, by the trainer's names.
         engines: By engine, what it holds: by the trainer's names where pieces could be told apart, else by its own.
         name_map: From the trainer's names to the engine's.
-        older: What was sent before, by version; to say which version an engine has instead.
+        others: What was sent as other versions; to say which version an engine has instead.
     """
     differing: list[WeightDifference] = []
     missing: list[str] = []
     unexpected: dict[str, None] = {}
     uncompared: dict[str, str] = {}
+    unordered: dict[str, None] = {}
     bad: set[str] = set()
     groups = fused(sent, name_map)
     for engine, held in engines.items():
@@ -150,8 +179,11 @@ def check_weights(
                 if _cannot_compare(found, _together(group, sent)):
                     uncompared.update(dict.fromkeys(group, found.dtype))
                     continue
-                difference = _difference(group, found, sent, older)
-                if difference is not None:
+                difference = _difference(group, found, sent, others, version)
+                if difference is None:
+                    if not _has_known_order(found, _together(group, sent)):
+                        unordered.update(dict.fromkeys(group))
+                else:
                     said, of_version = difference
                     differing.append(
                         WeightDifference(name=" + ".join(group), engine=engine, found=said, version=of_version)
@@ -166,11 +198,16 @@ def check_weights(
         unexpected=tuple(unexpected),
         uncompared=tuple(uncompared),
         uncompared_types=tuple(sorted(set(uncompared.values()))),
+        unordered=tuple(name for name in unordered if name not in bad and name not in uncompared),
     )
 
 
 def _difference(
-    names: Sequence[str], found: Whole, sent: Mapping[str, Whole], older: Mapping[int, Mapping[str, Whole]]
+    names: Sequence[str],
+    found: Whole,
+    sent: Mapping[str, Whole],
+    others: Mapping[int, Mapping[str, Whole]],
+    version: int,
 ) -> tuple[str, int | None] | None:
     wanted = _together(names, sent)
     is_of_one_type = found.dtype == wanted.dtype and not is_quantised(found.dtype)
@@ -178,12 +215,23 @@ def _difference(
         is_same = is_within_steps(wanted.moments, found.moments)
         return None if is_same else ("other numbers than a quantisation gives, or another scale", None)
     if found.dtype == wanted.dtype and found.total == wanted.total:
-        is_same = None in (found.order, wanted.order) or found.order == wanted.order
+        is_same = not _has_known_order(found, wanted) or found.order == wanted.order
         return None if is_same else ("the same numbers in rows of another order", None)
-    for version in sorted(older, reverse=True):
-        if all(name in older[version] for name in names) and _together(names, older[version]).total == found.total:
-            return f"still those of version {version}", version
+    for other in sorted(others, reverse=True):
+        if all(name in others[other] for name in names) and _together(names, others[other]).total == found.total:
+            return f"{'still' if other < version else 'already'} those of version {other}", other
     return "other numbers" if found.total else "all zeros", None
+
+
+def _has_known_order(found: Whole, wanted: Whole) -> bool:
+    """Return whether rows that have changed places would be seen: the places of all parts are known.
+
+    Of more than two dimensions these are the rows of the first two, which engines may hold transposed.
+    """
+    shapes = (found.shape, wanted.shape)
+    is_transposed = any(shape is not None and len(shape) > 2 for shape in shapes) and shapes[0] != shapes[1]
+    is_quantised_there = is_quantised(found.dtype) and found.moments is not None
+    return None not in (found.order, wanted.order) and not is_transposed and not is_quantised_there
 
 
 def _together(names: Sequence[str], of: Mapping[str, Whole]) -> Whole:
