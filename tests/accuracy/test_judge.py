@@ -156,15 +156,19 @@ def test_rounding_always_down_is_biased():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_long_sum_in_16_bits_that_lost_terms_is_no_warning(dtype):
-    """Rounding to 16 bits after each of 64 parts is excused; half of the terms, or all, are not rounding."""
+    """Rounding 64 partial sums of 4 096 terms to 16 bits is excused; each of them, or half of the terms lost, is not."""
     torch.manual_seed(0)
     a, b = torch.randn(16, 4096).to(dtype), torch.randn(4096, 16).to(dtype)
     rounded = torch.zeros(16, 16, dtype=dtype)
+    for k in range(4096):
+        rounded += a[:, k : k + 1] * b[k : k + 1]
+    in_parts = torch.zeros(16, 16, dtype=dtype)
     for part in range(0, 4096, 64):
-        rounded += (a[:, part : part + 64].double() @ b[part : part + 64].double()).to(dtype)
+        in_parts += (a[:, part : part + 64].float() @ b[part : part + 64].float()).to(dtype)
     call = call_of(torch.mm, a, b)
 
-    assert verdict("mm", call, rounded).status is Status.WARNING
+    assert verdict("mm", call, in_parts).status is Status.WARNING
+    assert verdict("mm", call, rounded).status is Status.ERROR
     assert verdict("mm", call, a[:, :2048] @ b[:2048]).status is Status.ERROR
     assert verdict("mm", call, torch.zeros_like(rounded)).status is Status.ERROR
     mean = call_of(torch.mean, a.abs(), 1)
