@@ -156,7 +156,7 @@ def test_rounding_always_down_is_biased():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_long_sum_in_16_bits_that_lost_terms_is_no_warning(dtype):
-    """Rounding 64 partial sums of 4 096 terms to 16 bits is excused; each of them, or half of the terms lost, is not."""
+    """Rounding 64 partial sums to 16 bits is excused; that of each of 4 096 terms, or half of them lost, is not."""
     torch.manual_seed(0)
     a, b = torch.randn(16, 4096).to(dtype), torch.randn(4096, 16).to(dtype)
     rounded = torch.zeros(16, 16, dtype=dtype)
