@@ -2,7 +2,7 @@
 
 python -m benchmarks.bench_check                   # the operator database, wrong kernels and models; print
 python -m benchmarks.bench_check --write           # and write docs/check_quality.md
-python -m benchmarks.bench_check --part kernels    # one part: healthy, faults, gradients, kernels, models or compiled
+python -m benchmarks.bench_check --part kernels    # one part, see --help
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import os
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,8 +22,10 @@ import torch
 from benchmarks.checks.database import DTYPES
 from benchmarks.checks.gradients import broken_gradients, sound_gradients
 from benchmarks.checks.grid import Verdict, compiled_verdicts, faulty_verdicts, healthy_verdicts, wrong_kernel_verdicts
+from benchmarks.checks.held_back_kernels import held_back_kernels
+from benchmarks.checks.held_back_models import HELD_BACK, sound_steps
 from benchmarks.checks.models import CheckedModel, checked_models
-from benchmarks.families.catalogue import COMPARED
+from benchmarks.families.catalogue import COMPARED, FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "check_quality.md"
@@ -33,7 +35,7 @@ SEEDS = 5
 EVERY = 16
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
-PARTS = ("healthy", "faults", "gradients", "kernels", "models", "compiled")
+PARTS = ("healthy", "faults", "gradients", "kernels", "models", "compiled", "held_back")
 
 
 def main() -> None:
@@ -178,6 +180,46 @@ def compiled_report(pool: ProcessPoolExecutor) -> Iterator[str]:
             yield f"* `{one.name}` in {one.dtype}: {one.reason}, {one.worst:.3g} × what is allowed"
 
 
+def held_back_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield what is said of sound steps in seven precisions, and of models and wrong kernels nothing was chosen on."""
+    own = {family.name for family in HELD_BACK}
+    steps = [step for found in pool.map(sound_steps, [*FAMILIES, *own]) for step in found if step.counts]
+    yield "## Held back: sound steps of other models, other wrong kernels"
+    yield ""
+    yield f"Sound steps of the {len(FAMILIES)} models of all benches and of {len(own)} on which no constant was chosen;"
+    yield "scaled: loss × 4 096."
+    yield ""
+    yield "| models | precision | steps | forwards judged | errors | warnings | backwards judged | errors | warnings |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    groups = _grouped(steps, lambda one: ("held back" if one.family in own else "all benches", one.precision))
+    for (models, precision), found in groups.items():
+        counts = sum((one.counts for one in found), Counter[tuple[bool, str]]())
+        cells = [str(number) for backward in (False, True) for number in _judged_of(counts, backward=backward)]
+        yield f"| {models} | {precision} | {len(found)} | {' | '.join(cells)} |"
+    yield ""
+    yield from (f"* {one.family}, {one.precision}: {error}" for one in steps for error in one.errors)
+    yield ""
+    verdicts = _joined(pool.map(_held_back_kernels, DTYPES[:3]))
+    yield f"Wrong kernels on which no constant was chosen, {SEEDS} times each:"
+    yield ""
+    yield "| type | kernels | error | error or warning |"
+    yield "|---|---|---|---|"
+    for dtype, kernels in _grouped(verdicts, lambda one: one.dtype).items():
+        wrong = _count(kernels, "error")
+        noticed = wrong + _count(kernels, "warning")
+        yield f"| {dtype} | {len(kernels)} | {_of(wrong, len(kernels))} | {_of(noticed, len(kernels))} |"
+    yield ""
+    missed = [one for one in verdicts if one.status != "error"]
+    for (what, dtype, status), kernels in _grouped(missed, lambda one: (one.what, one.dtype, one.status)).items():
+        yield f"* {what} ({dtype}): {status} {kernels[0].reason}, {len(kernels)} of {SEEDS}"
+
+
+def _judged_of(counts: Counter[tuple[bool, str]], *, backward: bool) -> tuple[int, int, int]:
+    """Return how many calls of a direction were judged, and how many of them are errors and warnings."""
+    errors, warned, right = (counts[backward, status] for status in ("error", "warning", "pass"))
+    return errors + warned + right, errors, warned
+
+
 _REPORTS = {
     "healthy": healthy_report,
     "faults": faults_report,
@@ -185,6 +227,7 @@ _REPORTS = {
     "kernels": kernels_report,
     "models": models_report,
     "compiled": compiled_report,
+    "held_back": held_back_report,
 }
 
 
@@ -246,6 +289,10 @@ def _broken_gradients(dtype: torch.dtype) -> list[Verdict]:
 
 def _kernels(dtype: torch.dtype) -> list[Verdict]:
     return wrong_kernel_verdicts(dtype, SEEDS)
+
+
+def _held_back_kernels(dtype: torch.dtype) -> list[Verdict]:
+    return wrong_kernel_verdicts(dtype, SEEDS, held_back_kernels)
 
 
 def _compiled(dtype: torch.dtype) -> list[Verdict]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from benchmarks.checks.database import DatabaseCall, database_calls
 from benchmarks.checks.faults import ResultFault, result_faults
 from benchmarks.checks.healthy import IMPLEMENTATIONS, compiled, eager
-from benchmarks.checks.wrong_kernels import wrong_kernels
+from benchmarks.checks.wrong_kernels import WrongKernel, wrong_kernels
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 
 # Against float64 a result in float64 cannot be judged to its own roundoffs.
@@ -77,11 +77,13 @@ def faulty_verdicts(dtype: torch.dtype) -> list[Verdict]:
     return [verdict for each in database_calls(dtype, 1) for verdict in _broken(each)]
 
 
-def wrong_kernel_verdicts(dtype: torch.dtype, seeds: int) -> list[Verdict]:
+def wrong_kernel_verdicts(
+    dtype: torch.dtype, seeds: int, kernels: Callable[[torch.dtype, int], Iterator[WrongKernel]] = wrong_kernels
+) -> list[Verdict]:
     """Return the verdicts on kernels that compute something else; their kind is `right` or `wrong`, as the verdict."""
     found = []
     for seed in range(seeds):
-        for each in wrong_kernels(dtype, seed):
+        for each in kernels(dtype, seed):
             worst = _worst(judge_call(each.name, each.call, each.result))
             kind = "right" if worst.status.value in each.expected else "wrong"
             case = DatabaseCall(each.name, f"{each.name}||{str(dtype).removeprefix('torch.')}|{seed}", each.call)

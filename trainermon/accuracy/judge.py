@@ -258,8 +258,8 @@ class _FloatingResult:
         if self._jumps(above, allowed, reference.alternatives(number)):
             return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
         if coarsest > _SINGLE and self._family is not Family.EXACT:
-            lost = self._below_smallest(coarsest, reference.num_parts)
-            for step, reason in ((torch.zeros_like(lost), "coarse"), (lost, UNDERFLOW)):
+            lost = self._below_smallest(coarsest, reference.num_roundings)
+            for step, reason in ((0.0, "coarse"), (lost, UNDERFLOW)):
                 if self._is_rough((error - step).clamp(min=0), fine, reference, number, coarsest):
                     return self._result(Status.WARNING, reason, fine, above, ends)
         return self._result(
@@ -276,15 +276,13 @@ class _FloatingResult:
         allowed = reference.allowed(number, self._given.dtype, coarsest)
         return not bool((error > allowed).any()) and not _is_isolated(torch.where(error > 0, fine, 0.0), error)
 
-    def _below_smallest(self, coarsest: float, num_parts: int) -> Tensor:
+    def _below_smallest(self, coarsest: float, num_roundings: float) -> float:
         """Return how much of each element may be lost below the smallest number of float16, if that is computed in.
 
-        Some steps for each call that adds to it: its result, and what it makes on the way.
+        Some steps for each number that adds to it, with signs at random: its result, and what it makes on the way.
         """
-        if coarsest != unit_roundoff(torch.float16):
-            return torch.zeros(self._given.shape, dtype=torch.float64)
-        is_tiny = self._exact.abs() < torch.finfo(torch.float16).tiny
-        return is_tiny * (_LOST_STEPS * num_parts * smallest_number(torch.float16))
+        is_half = coarsest == unit_roundoff(torch.float16)
+        return _LOST_STEPS * num_roundings * smallest_number(torch.float16) if is_half else 0.0
 
     def _range_ends(self) -> Tensor:
         """Return where float64 leaves the type's range, and the result is infinite or its largest number."""

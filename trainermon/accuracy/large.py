@@ -161,6 +161,10 @@ class _PartBlock:
         walk = max(float(self._walk().norm()), float(self.results[0].norm()))
         return 2 * (math.sqrt(self._left.shape[1]) * unit + self._inside) * walk
 
+    def num_roundings(self, _number: int) -> float:
+        """Return one: the terms are kept in float32."""
+        return 1.0
+
     def is_swamped(self, number: int, unit: float) -> bool:
         """Return whether a sum that is rounded to `unit` may lose terms."""
         return is_swamped(self.results[number], self._walk(), unit)

@@ -162,6 +162,13 @@ class VectorProduct:
             return []
         return [_of(probe, number) for probe in self._probed()]
 
+    def num_roundings(self, number: int) -> float:
+        """Return how many numbers of the recorded type are added up in an element, with signs at random.
+
+        Products keep their terms in float32; what is broadcast, or picked more than once, is added up.
+        """
+        return 1.0 if self.backward.family is Family.CONTRACTION else math.sqrt(self._num_terms(number))
+
     def is_swamped(self, number: int, unit: float) -> bool:
         """Return whether a sum that is rounded to `unit` may lose terms of the gradient of the tensor `number`."""
         turned = [_of(one, number).abs() for one in self._turns()]
@@ -332,6 +339,9 @@ class GivenBack(Protocol):
     def allowed(self, number: int, unit: float) -> Tensor:
         """Return the allowed error of each element, see `VectorProduct.allowed`."""
 
+    def num_roundings(self, number: int) -> float:
+        """Return how many numbers of the recorded type are added up in an element, see `VectorProduct`."""
+
     def is_swamped(self, number: int, unit: float) -> bool:
         """Return whether a sum that is rounded to `unit` may lose terms."""
 
@@ -350,12 +360,12 @@ class GradientSum:
 
     Attributes:
         results: The gradient.
-        num_parts: How many calls make it up.
+        num_roundings: How many numbers of the recorded type are added up in an element, with signs at random.
     """
 
     def __init__(self, parts: Sequence[tuple[GivenBack, int]], like: Tensor) -> None:
         self._parts = parts
-        self.num_parts = len(parts)
+        self.num_roundings = sum(product.num_roundings(place) for product, place in parts)
         self._output = like.dtype
         self._zero = torch.zeros(like.shape, dtype=torch.complex128 if like.is_complex() else torch.float64)
         self.results = [self._sum([_of(product.results, number) for product, number in parts])]
@@ -406,10 +416,10 @@ class RankSum:
 
     Attributes:
         results: The sum.
-        num_parts: One: ranks send what they send.
+        num_roundings: One: ranks send what they send.
     """
 
-    num_parts = 1
+    num_roundings = 1.0
 
     def __init__(self, parts: Sequence[Tensor], factor: float = 1.0) -> None:
         wide = [plain(part).to(torch.complex128 if part.is_complex() else torch.float64) for part in parts]

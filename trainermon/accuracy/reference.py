@@ -57,13 +57,13 @@ class Reference:
 
     Attributes:
         results: Every tensor of the result, in order; floating ones in float64.
-        num_parts: How many calls make them up.
+        num_roundings: How many numbers of the recorded type are added up in an element, with signs at random: one.
 
     Raises:
         Exception: Whatever the operation raises, if it cannot be run in float64 on the CPU.
     """
 
-    num_parts = 1
+    num_roundings = 1.0
 
     def __init__(self, call: OperationCall, family: Family, name: str = "") -> None:
         self._again = RepeatableCall(call)
