@@ -48,6 +48,7 @@ _WITH_MORE = {
 
 UNDERFLOW = "range: below the smallest number of float16; use a loss scale"
 """The reason of a gradient that is lost, and of what is made of it."""
+UNKNOWN_MEMORY = "it takes memory around its argument, which is not known"
 WRITTEN = "what it writes into its argument is not judged: the dump has it from before the call"
 """The reason of what stands behind the results of a call that has side effects, as running statistics."""
 
@@ -149,14 +150,28 @@ def judge_call(
         judged = recorded[: _UNIQUE.get(name)]
         found = [_judge(tensor, reference, number, coarsest, family) for number, tensor in enumerate(judged)]
         found += [_skip(tensor, _NOT_UNIQUE, family) for tensor in recorded[len(judged) :]]
-    is_unknown = name.rpartition(".")[2].rstrip("_") in _BY_MEMORY and any(one.status is Status.ERROR for one in found)
-    if is_unknown:
-        found = [
-            _skip(tensor, "it takes memory around its argument, which is not known", family) for tensor in recorded
-        ]
-    if review is None or is_unknown:
+    if any(_is_part(tensor) for tensor in call.tensors):
+        found = without_unknown_memory(name, found)
+    if review is None:
         return found
     return [review(*each) for each in zip(found, recorded, reference.results, strict=True)]
+
+
+def without_unknown_memory(name: str, found: list[Judgement]) -> list[Judgement]:
+    """Return judgements of a call one of whose arguments may be a part of memory that is not known.
+
+    What an operation takes from around its argument is neither right nor wrong then.
+    """
+    if name.rpartition(".")[2].rstrip("_") not in _BY_MEMORY or all(one.status is not Status.ERROR for one in found):
+        return found
+    return [dataclasses.replace(one, status=Status.SKIP, reason=UNKNOWN_MEMORY) for one in found]
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Return whether a tensor is a view of more memory than its own, or in another order."""
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return True
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
 
 def unjudged_writes(name: str, call: OperationCall) -> list[Judgement]:

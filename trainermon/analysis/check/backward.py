@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.fused import COMPOSITIONS
-from trainermon.accuracy.judge import Judgement, Review, Status, family_of_call, judge_gradient
+from trainermon.accuracy.judge import UNKNOWN_MEMORY, Judgement, Review, Status, family_of_call, judge_gradient
 from trainermon.accuracy.large import LargeBackward, judge_large_gradient, may_be_large
 from trainermon.accuracy.products import BackwardCall, GradientSum, LastStep, VectorProduct
 from trainermon.accuracy.randomness import determined
@@ -351,7 +351,7 @@ class GradientChecker:
         if not product.chooses_as(made):
             raise DumpError("of equal elements it chose others")
         if dumped.name.rstrip("_") == "as_strided" and not product.made_as(made):
-            raise DumpError("it takes memory around its argument, which is not known")
+            raise DumpError(UNKNOWN_MEMORY)
         return product
 
     def _backward_call(self, stem: str) -> tuple[BackwardCall, DumpedCall]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
-from trainermon.accuracy.judge import Judgement, Status, unjudged_writes
+from trainermon.accuracy.judge import Judgement, Status, unjudged_writes, without_unknown_memory
 from trainermon.accuracy.large import judge_any_call
 from trainermon.accuracy.rules import ChosenRules, RuledVerdict
 from trainermon.analysis.check.backward import GradientChecker
@@ -299,7 +299,8 @@ class DumpChecker:
 
     def _verdicts(self, dumped: DumpedCall, entry: EntryRecord) -> list[Judgement]:
         review = self._rules.of_call(entry.key, dumped.call.tensors) if self._rules else None
-        return judge_result(self._references.judged(dumped), entry.autocast, review)
+        found = judge_result(self._references.judged(dumped), entry.autocast, review)
+        return without_unknown_memory(dumped.name, found)
 
 
 def _place(frame: object) -> str:
