@@ -142,6 +142,12 @@ def call_on(call: OperationCall, device: str) -> Any:
         return call.function(*args, **kwargs)
 
 
+def gives(call: OperationCall, made: Sequence[Tensor]) -> bool:
+    """Return whether a call gives in float64 the numbers in `made`, rounded to their types."""
+    pairs = zip(RepeatableCall(call).run(torch.float64), made, strict=True)
+    return all(one.shape == other.shape and torch.equal(one.to(other.dtype), plain(other)) for one, other in pairs)
+
+
 def plain(tensor: Tensor) -> Tensor:
     """Return a tensor of the CPU with the same elements, without gradient; a sparse one becomes dense."""
     tensor = tensor.detach()

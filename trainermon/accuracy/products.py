@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.allowances import HARD_TO_DIFFERENTIATE, gradient_allowance
-from trainermon.accuracy.calls import OperationCall, RepeatableCall, cast, eps_of, mapped, plain
+from trainermon.accuracy.calls import OperationCall, cast, eps_of, mapped, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.inner_sums import error_of_paths
 from trainermon.accuracy.reference import RoundoffMove, magnitude_of, smallest_number, unit_roundoff
@@ -121,15 +121,6 @@ class VectorProduct:
         return all(
             one is None or one.shape != other.shape or torch.equal(one, plain(other).to(one.dtype))
             for one, other in zip(self._choices, made, strict=True)
-        )
-
-    def made_as(self, made: Sequence[Tensor]) -> bool:
-        """Return whether the call gives the numbers in `made`, rounded to their types."""
-        call = self.backward.call
-        results = RepeatableCall(call).run(torch.float64)
-        return all(
-            one.shape == other.shape and torch.equal(one.to(other.dtype), plain(other))
-            for one, other in zip(results, made, strict=True)
         )
 
     def allowed(self, number: int, unit: float) -> Tensor:
