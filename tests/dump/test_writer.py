@@ -223,9 +223,9 @@ def test_a_full_disk_costs_one_entry(tmp_path, monkeypatch):
 
 def test_a_full_disk_leaves_no_half_of_the_sources(tmp_path):
     code = tmp_path / "long.py"
-    code.write_text(f"x = {'1' * 90}\n" * 190)
+    code.write_text("def f():\n" + f"    x = {'y' * 40} + {'z' * 40}\n" * 190)
     writer = DumpWriter(tmp_path / "dump", DumpInfo())
-    add(writer, torch.ones(2), stack=[f"File {code}, line 1, in f, \n x"])
+    add(writer, torch.ones(2), stack=[f"File {code}, line 3, in f, \n x"])
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, usual[1]))
     try:

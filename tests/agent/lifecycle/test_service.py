@@ -230,17 +230,17 @@ def test_a_service_that_stands_still_is_not_taken_for_alive(start_node, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "status", "said"),
     [
-        (["--port", "99999"], "port: found 99999, expected 0 to 65535"),
-        (["--host", "203.0.113.7"], "nobody can listen at 203.0.113.7 port 0 here: Cannot assign requested address"),
-        (["--node-name", "a/b"], "--node-name: found 'a/b', expected the name of a folder"),
+        (["--port", "99999"], 2, "argument --port: found '99999', expected a port from 0 to 65535"),
+        (["--host", "203.0.113.7"], 1, "nobody can listen at 203.0.113.7 port 0 here: Cannot assign requested address"),
+        (["--node-name", "a/b"], 1, "--node-name: found 'a/b', expected the name of a folder"),
     ],
 )
-def test_options_with_which_no_agent_starts_are_refused_before_ranks_rely_on_them(start_node, tmp_path, options, said):
+def test_options_with_which_no_agent_starts_are_refused_before_ranks_wait(start_node, tmp_path, options, status, said):
     node = start_node(*options)
 
-    assert node.wait() == 1
+    assert node.wait() == status
     assert said in (tmp_path / "stderr").read_text()
     assert not (tmp_path / "spool" / SERVICE_FILE).exists()
 

@@ -47,7 +47,7 @@ def found_by(page: Page, words: str) -> str:
     return found
 
 
-def test_the_line_of_a_call_is_shown_among_its_neighbours(page: Page) -> None:
+def test_the_line_of_a_call_is_shown_among_those_of_its_function(page: Page) -> None:
     found_by(page, "relu")
 
     number = line_of(HOSTILE, "torch.relu(h)")
@@ -55,7 +55,7 @@ def test_the_line_of_a_call_is_shown_among_its_neighbours(page: Page) -> None:
     assert page.text_content("#panel .code .hit").removeprefix(str(number)) == RELU
     shown = page.eval_on_selector_all("#panel details[open] pre div", "rows => rows.map((row) => row.textContent)")
     lines = HOSTILE.splitlines()
-    assert shown == [f"{at}{lines[at - 1] or ' '}" for at in range(number - 5, number + 6)]
+    assert shown == [f"{at}{lines[at - 1] or ' '}" for at in range(number - 2, number + 2)]
 
 
 def test_a_backward_has_the_line_of_its_forward(page: Page) -> None:

@@ -122,10 +122,9 @@ def test_a_spool_on_a_disk_is_told(places, monkeypatch, caplog, kind, is_disk):
     with TrainerMon(QUIET) as monitor:
         monitor.set_monitor(*parts())
 
-    events = RankJournal(only_spool(places[0])).events
-    told = [event["message"] for event in events if "a disk" in event.get("message", "")]
-    assert len(told) == caplog.text.count("a step may hang with it") == is_disk
-    assert all(f"({kind}, {places[0]}" in message for message in told)
+    assert caplog.text.count("a step may hang with it") == is_disk
+    assert (f"({kind}, {places[0]}" in caplog.text) == is_disk
+    assert RankJournal(only_spool(places[0])).events == []  # a setting is no fault of the run
 
 
 def test_a_second_set_monitor_is_refused(places):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from trainermon.core.config import MonitorConfig, is_followed
 from trainermon.core.control import Phase
-from trainermon.core.events import DetachedEvent, FailedEvent, WarningEvent
+from trainermon.core.events import DetachedEvent, FailedEvent
 from trainermon.core.spool import disk_type
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, Kind
@@ -158,12 +158,12 @@ class AttachedRank(abc.ABC):
         """Say that a disk that hangs can stop a step, if the spool lies on one."""
         found = disk_type(self._files.directory)
         if found:
-            message = (
-                f"the spool lies on a disk ({found}, {self._files.directory}): if that hangs, a step may hang with it; "
-                "where /dev/shm has room, let TRAINERMON_SPOOL or spool_dir name a folder in it"
+            logger.info(
+                "the spool lies on a disk (%s, %s): if that hangs, a step may hang with it; where /dev/shm has room, "
+                "let TRAINERMON_SPOOL or spool_dir name a folder in it",
+                found,
+                self._files.directory,
             )
-            logger.info("%s", message)
-            self._files.journal.append_event(WarningEvent(message=message))
 
     @abc.abstractmethod
     def _make_loop(self, *, num_micro_steps: int, step: int) -> RankLoop:

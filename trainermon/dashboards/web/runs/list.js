@@ -9,7 +9,7 @@ import { fragment } from "./address.js";
 /** @import { AddressState, RunEntry } from "./types.js" */
 
 const MOST_CHOSEN = 32;
-const STATES = [["all", "all"], ["running", "running"], ["finished", "finished"], ["crashed", "crashed"], ["alerts", "with alerts"], ["problem", "with problems"]];
+const STATES = [["all", "all"], ["running", "running"], ["finished", "finished"], ["alerts", "with alerts"], ["problem", "with problems"]];
 /** @type {Record<string, string>} */
 const STATE_TITLES = {
   running: "Its ranks train, or its agent stores what they left.",
@@ -89,7 +89,7 @@ export class RunTable {
     /** @param {RunEntry} run */
     const matches = (run) => {
       if (tag && !run.tags.includes(tag)) return false;
-      if (state === "alerts" ? !run.alerts_firing : state === "problem" ? !run.problem && run.state !== "silent" : state !== "all" && run.state !== state) return false;
+      if (state === "alerts" ? !run.alerts_firing : state === "problem" ? !run.problem && !["silent", "crashed"].includes(run.state) : state !== "all" && run.state !== state) return false;
       const text = [run.name, run.path, run.framework, ...run.tags, ...run.nodes].join("\n").toLowerCase();
       return words.every((word) => text.includes(word));
     };
