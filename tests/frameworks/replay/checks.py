@@ -62,7 +62,7 @@ def assert_located(results: Results, name: str) -> None:
         (event,) = rank["replays"]
         assert (event["step"], event["reason"]) == (FAULT_STEP, ""), event
         assert event["status"] in ("nonfinite", "clean")
-        assert rank["others"] == []
+        assert rank["others"] == [], rank["others"]
     diagnosis = results.diagnosis(name)
     fault = found[0]["fault"]
     located = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
@@ -80,8 +80,8 @@ def assert_gradients(results: Results, name: str, *, number: int) -> None:
         found = of_rank[name]
         assert found["same"]
         assert [event["status"] for event in found["replays"]] == ["clean"]
-        assert len(found["gradients"]) == number
-        assert set(found["gradients"].values()) == {0.0}
+        assert len(found["gradients"]) == number, found["gradients"]
+        assert set(found["gradients"].values()) == {0.0}, found["gradients"]
 
 
 def assert_ordered(results: Results, name: str, *, number: list[int]) -> None:

@@ -107,6 +107,10 @@ class Fsdp1Training(plain.PlainTraining):
         """Return, at the end of a backward, whether FSDP reduced its gradients: it was outside of `no_sync()`."""
         return any(wrapper._sync_gradients for wrapper in self.wrappers)
 
+    def gradient_versions(self) -> list[tuple[int, int]]:
+        """Return nothing: FSDP makes new tensors of its flat gradient, and writes to it, when the backward has ended."""
+        return []
+
     def gradients_are_gone(self) -> bool:
         """Return whether the script has dropped all gradients: no parameter has one, sharded or not."""
         return all(leaf.grad is None and getattr(leaf, "_saved_grad_shard", None) is None for leaf, _ in self._leaves())
