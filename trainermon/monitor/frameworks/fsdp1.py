@@ -108,7 +108,7 @@ class Fsdp1Training(plain.PlainTraining):
         return any(wrapper._sync_gradients for wrapper in self.wrappers)
 
     def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return nothing: FSDP makes new tensors of its flat gradient, and writes to it, when the backward has ended."""
+        """Return nothing: FSDP makes new tensors of its flat gradient, and writes to it, after the backward."""
         return []
 
     def gradients_are_gone(self) -> bool:
