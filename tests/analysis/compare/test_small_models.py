@@ -319,3 +319,32 @@ def test_after_a_faulty_step_the_weights_are_said_once(family, level, tmp_path):
 
 def test_every_family_has_a_fault():
     assert set(FAULTY) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "number"),
+    [("language", "layers.1", 10), ("language", "layers.2.down", 2), ("images", "body.0", 2)],
+)
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_module_that_is_frozen_on_one_side_is_named_with_what_is_missing(family, name, number, level, tmp_path):
+    model = build(family)
+    model.get_submodule(name).requires_grad_(False)
+    assert sum(1 for _ in model.get_submodule(name).parameters()) == number
+    record(tmp_path / "target", model, level=level)
+    record(tmp_path / "golden", build(family), level=level)
+
+    for sides, where in ((("target", "golden"), "in the target"), (("golden", "target"), "in the golden dump")):
+        (comparison,) = compare(*(tmp_path / side for side in sides))
+        assert headline(comparison) == f"{name} is frozen {where}: {number} parameters, {number} gradients missing."
+
+
+def test_without_modules_the_weights_that_functions_take_are_frozen(tmp_path):
+    model = build("language")
+    model.layers[1].requires_grad_(False)
+    record(tmp_path / "target", model, level="L1")
+    record(tmp_path / "golden", build("language"), level="L1")
+
+    said = headline(compared(tmp_path))
+
+    assert said.startswith("10 parameters of the 33, the first of them Functional.layer_norm.1.forward.input.weight, ")
+    assert said.endswith(" are frozen in the target: 10 gradients missing.")

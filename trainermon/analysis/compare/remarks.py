@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
+from trainermon.analysis.compare.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.noise import roundoff_of
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
@@ -37,9 +38,8 @@ def incomparable(comparison: Comparison) -> str:
 def without_blame(comparison: Comparison) -> str:
     """Return the answer of a comparison in which no call is to blame, as a sentence."""
     counts = comparison.row_counts()
-    if (shapes := _input_shapes(comparison)) is not None:
-        call, ours, theirs = shapes
-        return f"The inputs have other shapes ({ours}, {theirs}): not comparable from {call.key} on."
+    if said := _other_shapes(comparison) or frozen_parameters(comparison.calls):
+        return said
     differing = first_differing(comparison)
     if differing is not None:
         behind = _behind(comparison, differing)
@@ -151,8 +151,8 @@ def _behind(comparison: Comparison, call: CallResult) -> str:
     return f", behind {before.key} (target only)" if before is not None and before.golden is None else ""
 
 
-def _input_shapes(comparison: Comparison) -> tuple[CallResult, list[int], list[int]] | None:
-    """Return the first call that both sides made, if it was given tensors of other shapes, and the shapes."""
+def _other_shapes(comparison: Comparison) -> str:
+    """Return, as a sentence, that the first call that both sides made was given other shapes; "" if it was not."""
     both = (call for call in comparison.calls if call.target and call.golden)
     first = next((call for call in both if any(row.target and row.target.is_tensor for row in call.rows)), None)
     for row in first.rows if first is not None else ():
@@ -160,8 +160,9 @@ def _input_shapes(comparison: Comparison) -> tuple[CallResult, list[int], list[i
         if ours is None or theirs is None or ours.state != INPUT or not (ours.is_tensor and theirs.is_tensor):
             continue
         if ours.shape != theirs.shape and first is not None:
-            return first, list(ours.shape or ()), list(theirs.shape or ())
-    return None
+            shapes = f"{list(ours.shape or ())}, {list(theirs.shape or ())}"
+            return f"The inputs have other shapes ({shapes}): not comparable from {first.key} on."
+    return ""
 
 
 def _kinds(calls: Iterator[DumpCall | None]) -> Counter[str]:
@@ -171,7 +172,11 @@ def _kinds(calls: Iterator[DumpCall | None]) -> Counter[str]:
 
 
 def _origin(call: CallResult) -> str:
-    states = {row.target.state for row in call.rows if row.result != PASS and row.target}
+    changed = [row for row in call.rows if row.result != PASS and row.target]
+    if changed and all(map(differs_in_gradient_alone, changed)):
+        places = ", ".join(row.target.place for row in changed if row.target)
+        return f"where {places} requires a gradient on one side only"
+    states = {row.target.state for row in changed if row.target}
     if PARAMETERS in states:
         return "which had other parameters"
     if call.target and call.target.direction == FORWARD and OUTPUT not in states:

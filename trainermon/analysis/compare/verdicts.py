@@ -191,6 +191,8 @@ def _of_result(call: JudgedCall, size: str) -> tuple[str, str]:
 
 def _flaw(ours: DumpRow, theirs: DumpRow, types: TypePairs) -> str:
     names = dtype_name(ours.dtype), dtype_name(theirs.dtype)
+    if ours.is_tensor != theirs.is_tensor and None in (ours.dtype, theirs.dtype):
+        return f"{_named(ours)}, but {_named(theirs)} in the golden dump."
     if names[0] != names[1] and names not in types:
         return f"dtype {ours.dtype}, but {theirs.dtype} in the golden dump."
     if ours.shape != theirs.shape:
@@ -217,6 +219,10 @@ def _are_limits(ours: object, theirs: object) -> bool:
     """Return whether two plain numbers are the largest of their types, as what masks are made of."""
     numbers = [value for value in (ours, theirs) if isinstance(value, float)]
     return len(numbers) == 2 and all(is_limit(value, PLAIN) for value in numbers)  # two sides
+
+
+def _named(item: DumpRow) -> str:
+    return f"a tensor of {item.dtype}" if item.is_tensor else "nothing"
 
 
 def _shape(item: DumpRow) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.frozen import frozen_parameters
 from trainermon.analysis.compare.remarks import first_differing
 from trainermon.analysis.compare.summary import causes_of, headline
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
@@ -119,7 +120,8 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
     }
     differing = None if told else first_differing(comparison)  # nobody is to blame: that is where to look
     if differing is not None:
-        causes = {(key, ""): (0, _FROM_HERE) for key in comparison.members_of(differing.key)}
+        why = frozen_parameters(comparison.calls) or _FROM_HERE
+        causes = {(key, ""): (0, why) for key in comparison.members_of(differing.key)}
     found: list[tuple[int, GraphFinding]] = []
     for place, node in enumerate(tree.nodes):
         if node.side is not NodeSide.BOTH:
