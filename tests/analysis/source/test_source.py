@@ -118,6 +118,12 @@ def test_lines_around_one_are_shown(sound, capsys):
     assert "debugger.step()" not in shown
 
 
+@pytest.mark.parametrize("line", ["abc", "", "1.5", "-3"])
+def test_a_line_that_is_no_number_is_refused_by_name(line, sound, capsys):
+    assert main(["source", str(sound), "--lines", f"train.py:{line}"]) == 1
+    assert f"found {line!r} behind train.py, expected a number, as train.py:12" in capsys.readouterr().err
+
+
 def test_a_file_without_calls_is_refused_and_those_with_calls_are_named(sound, capsys):
     assert main(["source", str(sound), "--lines", "model.py"]) == 1
     assert "model.py is none of the files with calls: expected one of" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def _is_frozen(row: ResultRow) -> bool:
 
 
 def _parameters(calls: Sequence[CallResult]) -> Iterator[tuple[tuple[str, ...], ResultRow]]:
-    """Yield each parameter, as the parts of its name and its row; without modules, each weight that a function takes."""
+    """Yield each parameter, as the parts of its name and its row; without modules, weights that functions take."""
     both = [call for call in calls if call.target and call.golden and call.target.direction == FORWARD]
     has_modules = any(_is_parameter(row.target) for call in both for row in call.rows)
     for call in both:

@@ -55,6 +55,11 @@ class SourceReport(NamedTuple):
         found = [file for file in files if file == name or file.endswith(f"/{name}")]
         if len(found) == 1:
             return found[0]
+        before, _, number = name.rpartition(":")
+        if not found and any(file == before or file.endswith(f"/{before}") for file in files if before):
+            raise DumpError(
+                f"{name} names no line: found {number!r} behind {before}, expected a number, as {before}:12"
+            )
         if not files:
             raise DumpError(f"{name} cannot be shown: the dump has no stacks, so no call is known to be made in a file")
         wrong = "is the end of several files" if found else "is none of the files"

@@ -276,3 +276,15 @@ def test_a_split_sequence_beside_a_whole_one_is_no_difference(tmp_path):
         (comparison,) = compare(*(tmp_path / side for side in sides))
         assert set(comparison.row_counts()) <= {"pass", "not compared"}
         assert comparison.row_counts()["pass"] >= 2
+
+
+@pytest.mark.parametrize("side", ["target", "golden"])
+def test_a_split_of_one_rank_is_refused(side, tmp_path, capsys):
+    for folder in ("target", "golden"):
+        a_share(tmp_path / folder, 0, {}, norms())
+    words = ["compare", str(tmp_path / "target"), str(tmp_path / "golden"), f"--{side}-split", "tp=2,pp=2"]
+
+    assert main(words) == 1
+
+    where = tmp_path / side / "step0" / "rank0"
+    assert f"found one rank in {where}, expected 4 by the split tp=2,pp=2" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,8 @@ def bring_together(
         DumpError: ranks of a whole are missing.
     """
     if len(targets) == len(goldens) == 1:
+        _check_single(targets[0], target_sizes)
+        _check_single(goldens[0], golden_sizes)
         return list(targets), list(goldens)  # these were meant
     ours = [(place, _layout(place, target_sizes)) for place in targets]
     theirs = [(place, _layout(place, golden_sizes)) for place in goldens]
@@ -167,6 +170,15 @@ def _merged(places: Sequence[tuple[DumpLocation, RankLayout]], axes: Sequence[st
         number = numbers[key[0]] if steps[key[0]] > 1 else None
         numbers[key[0]] += 1
         yield first._replace(directory=_common(parts), rank=number, parts=parts)
+
+
+def _check_single(place: DumpLocation, sizes: Mapping[str, int] | None) -> None:
+    if sizes and (number := math.prod(sizes.values())) > 1:
+        told = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise DumpError(
+            f"found one rank in {place.directory}, expected {number:,} by the split {told}: name the folder of all, "
+            "or leave the split out"
+        )
 
 
 def _check_complete(members: Sequence[tuple[DumpLocation, RankLayout]], axes: Sequence[str]) -> None:
