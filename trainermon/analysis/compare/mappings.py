@@ -165,7 +165,7 @@ def _read(path: Path | str | None, kind: str, parse: Any) -> Any:
 def _load(path: Path) -> Any:
     import yaml
 
-    from trainermon.analysis.compare.plain_yaml import load_plain
+    from trainermon.analysis.plain_yaml import load_plain
 
     try:
         with path.open("rb") as file:
