@@ -1,15 +1,20 @@
 """What a person has written at the nodes of a graph, and which modules they have matched by hand: beside the dump.
 
-The next graph shows the notes, and every comparison heeds the matches. Read and written by whoever serves the page.
+The next graph shows the notes, and every comparison heeds the matches. Whoever serves the page reads them, and merges
+what its readers change into what others have written meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from trainermon.core.errors import DumpError
@@ -46,6 +51,27 @@ class GraphNotes(NamedTuple):
 NO_NOTES = GraphNotes({}, ())
 
 
+class NotesChange(NamedTuple):
+    """What one reader has changed: what they saw before, of that alone which they changed, and what they made of it."""
+
+    before: GraphNotes
+    after: GraphNotes
+
+    def applied_to(self, notes: GraphNotes) -> GraphNotes:
+        """Return `notes` with the change; where somebody else has written at the same place meanwhile, both texts."""
+        texts = dict(notes.notes)
+        for place in {*self.before.notes, *self.after.notes}:
+            seen, own = (side.notes.get(place, "") for side in self)
+            texts[place] = _both(seen, texts.get(place, ""), own)
+        undone = [one for one in self.before.matches if one not in self.after.matches]
+        kept = [one for one in notes.matches if one not in undone]
+        done = [one for one in self.after.matches if one not in self.before.matches and one not in kept]
+        return GraphNotes({place: text for place, text in texts.items() if text}, (*kept, *done))
+
+
+_writing = Lock()
+
+
 def notes_file(path: Path) -> Path:
     """Return where the notes on the dumps at `path` are: in that folder, or beside that file."""
     return (path if path.is_dir() else path.parent) / NOTES_FILE
@@ -72,17 +98,24 @@ def read_notes(path: Path) -> GraphNotes:
 
 
 def parse_notes(content: bytes) -> GraphNotes:
-    """Return the notes in a file, or in what a page has sent.
+    """Return the notes in a file.
 
     Raises:
         ValueError: They are not of that form.
     """
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"found more than {MAX_BYTES >> 20} MiB, expected notes")
-    try:
-        return notes_of(json.loads(content))
-    except RecursionError:
-        raise ValueError("they are nested too deeply, expected an object with notes and matches") from None
+    return notes_of(_parsed(content))
+
+
+def parse_change(content: bytes) -> NotesChange:
+    """Return what a page has sent.
+
+    Raises:
+        ValueError: It is not of that form.
+    """
+    found = _parsed(content)
+    if not isinstance(found, dict) or set(found) != {"before", "after"}:
+        raise ValueError("expected an object with before and after")
+    return NotesChange(notes_of(found["before"]), notes_of(found["after"]))
 
 
 def notes_of(found: Any) -> GraphNotes:
@@ -105,9 +138,57 @@ def write_notes(path: Path, notes: GraphNotes) -> None:
     """Write the notes on the dumps at `path`; nobody else may read them.
 
     Raises:
+        ValueError: They are too long to be read again.
         OSError: The file cannot be written.
     """
-    replace_file(notes_file(path), (json.dumps(notes.as_json(), indent=1, ensure_ascii=False) + "\n").encode())
+    content = (json.dumps(notes.as_json(), indent=1, ensure_ascii=False) + "\n").encode()
+    parse_notes(content)  # what could not be read again is refused now
+    replace_file(notes_file(path), content)
+
+
+def keep_change(path: Path, change: NotesChange) -> GraphNotes:
+    """Merge a change into the notes on the dumps at `path`, and return what there is now.
+
+    Raises:
+        DumpError: The file is damaged.
+        ValueError: Both texts together are too long.
+        OSError: The file cannot be written.
+    """
+    with _alone(notes_file(path).parent):
+        notes = change.applied_to(read_notes(path))
+        write_notes(path, notes)
+    return notes
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other threads out, and other processes where the file system has locks."""
+    with _writing:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _both(seen: str, theirs: str, own: str) -> str:
+    """Return the text that keeps what two people made of the one that both saw; "" is no note."""
+    if own == seen:
+        return theirs
+    if theirs == seen or theirs in own:
+        return own
+    return theirs if own in theirs else f"{theirs}\n\n{own}"
+
+
+def _parsed(content: bytes) -> Any:
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"found more than {MAX_BYTES >> 20} MiB, expected notes")
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("they are nested too deeply, expected an object with notes and matches") from None
 
 
 def _regular(path: str, flags: int) -> int:

@@ -102,7 +102,8 @@ def test_one_more_rank_has_it_built_again(tmp_path):
 
 def test_notes_are_kept_beside_the_dumps_of_the_graph(tmp_path):
     keys = DumpKey("b", 2, 1), DumpKey("a", 1, 1), DumpKey("../../etc", 1, 1)
-    content = b'{"notes": {"Module.fc.Linear.forward.0": "look here"}, "matches": []}'
+    expected = {"notes": {"Module.fc.Linear.forward.0": "look here"}, "matches": []}
+    content = json.dumps({"before": {}, "after": expected}).encode()
 
     async def main():
         dumps = RunDumps()
@@ -112,14 +113,14 @@ def test_notes_are_kept_beside_the_dumps_of_the_graph(tmp_path):
         with ThreadPoolExecutor(1) as executor:
             graphs = DumpGraphs(tmp_path, dumps, executor=executor)
             kept = [await graphs.keep_notes(key, content) for key in (keys[0], keys[2])]
-            with pytest.raises(ValueError, match="expected an object with notes and matches"):
+            with pytest.raises(ValueError, match="expected an object with before and after"):
                 await graphs.keep_notes(keys[0], b"[]")
             return kept, [await graphs.notes(key) for key in keys]
 
     kept, (ours, others, nothing) = asyncio.run(main())
 
-    assert kept == [True, False]
-    assert ours == json.loads(content) == json.loads((tmp_path / "dumps" / "graph_notes.json").read_text())
+    assert kept == [expected, None]
+    assert ours == expected == json.loads((tmp_path / "dumps" / "graph_notes.json").read_text())
     assert others == {"notes": {}, "matches": []}  # the dumps of an earlier attempt have a folder of their own
     assert nothing is None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,18 @@ from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare.calls import compare
 from trainermon.cli import main
 from trainermon.core.errors import DumpError
-from trainermon.dashboards.graph_notes import GraphNotes, HandMatch, notes_file, parse_notes, read_notes, write_notes
+from trainermon.dashboards.graph_notes import (
+    MAX_BYTES,
+    NO_NOTES,
+    GraphNotes,
+    HandMatch,
+    NotesChange,
+    keep_change,
+    notes_file,
+    parse_notes,
+    read_notes,
+    write_notes,
+)
 
 names = st.text(min_size=1, max_size=12)
 sides = st.lists(names, min_size=1, max_size=3).map(tuple)
@@ -61,6 +74,66 @@ def partners(target: Path, golden: Path) -> set[tuple[str, str]]:
 @given(all_notes)
 def test_what_was_written_is_read_again(notes: GraphNotes) -> None:
     assert parse_notes(json.dumps(notes.as_json()).encode()) == notes
+
+
+few = st.sampled_from(["", "a", "b", "a b", "c"])
+
+
+def at_one(text: str) -> GraphNotes:
+    return GraphNotes({"place": text} if text else {}, ())
+
+
+@given(few, few, few)
+def test_what_two_people_write_at_one_node_is_kept_of_both(seen: str, theirs: str, own: str) -> None:
+    change = NotesChange(at_one(seen), at_one(own))
+
+    kept = change.applied_to(at_one(theirs)).notes.get("place", "")
+
+    assert theirs in kept or theirs == seen
+    assert own in kept or own == seen
+    if theirs == seen:
+        assert kept == own
+    if own == seen:
+        assert kept == theirs
+
+
+@given(all_notes, all_notes, all_notes)
+def test_a_change_leaves_alone_what_it_does_not_name(before: GraphNotes, after: GraphNotes, others: GraphNotes) -> None:
+    kept = NotesChange(before, after).applied_to(others)
+
+    for place in others.notes.keys() - before.notes.keys() - after.notes.keys():
+        assert kept.notes[place] == others.notes[place]
+    assert set(kept.matches) == (set(others.matches) - (set(before.matches) - set(after.matches))) | (
+        set(after.matches) - set(before.matches)
+    )
+    assert NotesChange(before, before).applied_to(others) == others
+
+
+def test_notes_that_are_written_at_once_are_all_kept(tmp_path: Path) -> None:
+    together = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        together.wait()
+        after = GraphNotes({"place": f"<{number}>"}, (HandMatch((f"a{number}",), ("b",)),))
+        keep_change(tmp_path, NotesChange(NO_NOTES, after))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+
+    kept = read_notes(tmp_path)
+    assert sorted(kept.notes["place"].split()) == [f"<{number}>" for number in range(8)]
+    assert {one.target for one in kept.matches} == {(f"a{number}",) for number in range(8)}
+
+
+def test_notes_that_could_not_be_read_again_are_refused(tmp_path: Path) -> None:
+    write_notes(tmp_path, at_one("before"))
+    many = {f"{number:0100}": "x" * 9_000 for number in range(MAX_BYTES // 9_000)}
+
+    for change in (at_one("x" * 9_999), GraphNotes(many, ())):
+        with pytest.raises(ValueError, match="expected"):
+            keep_change(tmp_path, NotesChange(NO_NOTES, change))
+
+    assert read_notes(tmp_path) == at_one("before")
 
 
 def test_a_match_by_hand_counts_in_the_next_comparison_and_graph(tmp_path: Path, capsys: Any) -> None:

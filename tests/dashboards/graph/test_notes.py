@@ -6,13 +6,15 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Position, expect
+from playwright.sync_api import Browser, Page, Position, Route, expect
 
 from tests.analysis.graph.test_notes import write_renamed
+from tests.dashboards.conftest import READY_MS
 from tests.dashboards.graph.conftest import OpenGraph
 from trainermon.analysis.graph.meetings import NO_MEETINGS
 from trainermon.analysis.graph.page.output import BESIDE, DrawnGraphs, details_of, draw_rank, open_server
@@ -21,6 +23,7 @@ from trainermon.analysis.graph.reading import read_graphs
 
 pytestmark = pytest.mark.server
 
+CHANGE = '{"before": {}, "after": {"notes": {"a": "b"}}}'
 HOSTILE = "<img src=x onerror=\"document.title='1'\">"
 
 
@@ -64,7 +67,7 @@ def test_a_note_is_kept_beside_the_dump_and_stays_text(page: Page, tmp_path: Pat
     _select(page, "head")
     page.get_by_label("note").fill(HOSTILE)
     page.get_by_label("note").blur()
-    expect(page.locator("#panel section [role=status]")).to_have_text("kept", timeout=20_000)
+    expect(page.locator("#panel section [role=status]")).to_have_text("kept")
 
     assert _kept(tmp_path)["notes"] == {"Module.head.Linear.forward.0": HOSTILE}
     _select(page, "dense")
@@ -78,23 +81,75 @@ def test_a_note_is_kept_beside_the_dump_and_stays_text(page: Page, tmp_path: Pat
     assert page.get_by_label("note").input_value() == HOSTILE
 
 
+def _write_note(page: Page, text: str) -> None:
+    page.get_by_label("note").fill(text)
+    page.get_by_label("note").blur()
+
+
+def test_what_two_readers_write_at_the_same_node_is_kept_of_both(page: Page, browser: Browser, tmp_path: Path) -> None:
+    other = browser.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("body[data-ready]")
+    for one in (page, other):
+        _select(one, "head")
+    status = "#panel section [role=status]"
+
+    _write_note(page, "of the first")
+    expect(page.locator(status)).to_have_text("kept")
+    _write_note(other, "of the second")
+    expect(other.locator(status)).to_have_text("kept, with what somebody else has written here meanwhile")
+
+    assert _kept(tmp_path)["notes"] == {"Module.head.Linear.forward.0": "of the first\n\nof the second"}
+    assert other.get_by_label("note").input_value() == "of the first\n\nof the second"
+    _select(other, "dense")
+    _write_note(other, "elsewhere")
+    expect(other.locator(status)).to_have_text("kept")
+    _select(page, "head")
+    _write_note(page, "")
+    expect(page.locator(status)).to_have_text("kept, with what somebody else has written here meanwhile")
+    assert set(_kept(tmp_path)["notes"].values()) == {"of the first\n\nof the second", "elsewhere"}  # type: ignore[attr-defined]
+    other.close()
+
+
+def test_a_note_outlasts_the_tensors_that_arrive_while_it_is_written(page: Page) -> None:
+    asked: list[Route] = []
+    page.route("**/details/*", lambda route: asked.append(route))
+    _select(page, "head")
+    page.get_by_label("note").fill("half a sen")
+    expect(page.locator(".missing")).to_have_text("Reading its tensors…")
+    for one in asked:
+        one.continue_()
+    expect(page.locator("#panel table")).to_be_visible()
+
+    assert page.get_by_label("note").input_value() == "half a sen"
+
+
 def test_two_nodes_are_matched_by_hand_and_no_longer(page: Page, tmp_path: Path) -> None:
     _select(page, "fc1")
     page.keyboard.press("Escape")
     page.keyboard.press("m")
-    expect(page.locator(".told")).to_contain_text("Select what the golden dump alone has", timeout=20_000)
+    expect(page.locator(".told")).to_contain_text("Select what the golden dump alone has")
     page.keyboard.press("0")
     for name in ("fc1", "dense"):
         page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         page.locator("#graph").click(position=_middle(page, name), modifiers=["Shift"] if name == "dense" else [])
-    page.keyboard.press("m")
-    expect(page.locator(".told")).to_contain_text("Matched fc1, dense", timeout=20_000)
-    expect(page.locator("#panel")).to_contain_text("matched by hand: fc1.Linear = dense.Linear", timeout=20_000)
+    with _answered(page):
+        page.keyboard.press("m")
+    expect(page.locator(".told")).to_contain_text("Matched fc1, dense")
+    expect(page.locator("#panel")).to_contain_text("matched by hand: fc1.Linear = dense.Linear")
     expected = {"notes": {}, "matches": [{"target": ["fc1.Linear"], "golden": ["dense.Linear"]}]}
-    page.wait_for_function("performance.getEntriesByType('resource').some((one) => one.name.endsWith('/notes'))")
     assert _kept(tmp_path) == expected
-    page.keyboard.press("M")
-    expect(page.locator(".told")).to_contain_text("no longer matched", timeout=20_000)
+    with _answered(page):
+        page.keyboard.press("M")
+    expect(page.locator(".told")).to_contain_text("no longer matched")
+    assert _kept(tmp_path) == {"notes": {}, "matches": []}
+
+
+def _answered(page: Page) -> AbstractContextManager[object]:
+    """Wait at the end until the server has kept what was changed."""
+    return page.expect_response(
+        lambda reply: reply.request.method == "POST" and reply.url.endswith("/notes"), timeout=READY_MS
+    )
 
 
 def _middle(page: Page, name: str) -> Position:
@@ -118,9 +173,10 @@ def _middle(page: Page, name: str) -> Position:
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (("notes", {}, "{}"), 200),
-        (("notes", {"Origin": "http://elsewhere.test"}, "{}"), 403),
+        (("notes", {}, CHANGE), 200),
+        (("notes", {"Origin": "http://elsewhere.test"}, CHANGE), 403),
         (("notes", {}, "[1]"), 400),
+        (("notes", {}, "{}"), 400),
         (("notes", {"Content-Length": "9999999"}, ""), 413),
         (("other", {}, "{}"), 404),
         (("../x/notes", {}, "{}"), 404),

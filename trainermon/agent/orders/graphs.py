@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from trainermon.agent.lifecycle.child import output_of
 from trainermon.agent.orders.dumps import DumpKey, RunDumps
 from trainermon.dashboards.graph_details import DETAILS_SUFFIX, PIECES_SUFFIX, read_part
-from trainermon.dashboards.graph_notes import parse_notes, read_notes, write_notes
+from trainermon.dashboards.graph_notes import keep_change, parse_change, read_notes
 
 TIME_LIMIT_S = 600.0
 READ_LIMIT_S = 10.0
@@ -127,19 +127,20 @@ class DumpGraphs:
         found = await self._read(lambda: read_notes(self._run_dir / source.folder))
         return None if found is None else found.as_json()
 
-    async def keep_notes(self, key: DumpKey, content: bytes) -> bool:
-        """Keep what was written, all of it as JSON, beside the dumps; return whether there is such a dump.
+    async def keep_notes(self, key: DumpKey, content: bytes) -> dict[str, Any] | None:
+        """Keep a change of notes as JSON beside the dumps; return what there is now. None: there is no such dump.
 
         Raises:
+            DumpError: The file with the notes is damaged.
             ValueError: It is not of that form.
             OSError: It cannot be written.
         """
-        source, notes = self._source(key), parse_notes(content)
+        source, change = self._source(key), parse_change(content)
         if source is None:
-            return False
+            return None
         path = self._run_dir / source.folder
-        await asyncio.get_running_loop().run_in_executor(self._executor, write_notes, path, notes)
-        return True
+        notes = await asyncio.get_running_loop().run_in_executor(self._executor, keep_change, path, change)
+        return notes.as_json()
 
     async def _part(self, key: DumpKey, suffix: str, number: int) -> bytes | None:
         source = self._source(key)

@@ -267,11 +267,12 @@ class StoredRun:
         """Return what was written at nodes of that graph, ready for JSON; None: no such dump. Raises DumpError."""
         return await self._graphs.notes(key)
 
-    async def keep_graph_notes(self, key: DumpKey, content: bytes) -> bool:
-        """Keep what was written at nodes of that graph; return whether there is such a dump.
+    async def keep_graph_notes(self, key: DumpKey, content: bytes) -> dict[str, Any] | None:
+        """Keep what was changed at nodes of that graph, and return what there is now; None: no such dump.
 
         Raises:
-            ValueError: It is not of the form of notes.
+            DumpError: The file with the notes is damaged.
+            ValueError: It is not of the form of a change.
             OSError: It cannot be written.
         """
         return await self._graphs.keep_notes(key, content)

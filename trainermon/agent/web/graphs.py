@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from trainermon.agent.orders.dumps import DumpKey
 from trainermon.agent.orders.graphs import GraphAnswer, GraphState
 from trainermon.agent.web.answers import json_answer
+from trainermon.core.errors import DumpError
 from trainermon.dashboards.headers import policy_of
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{head}
@@ -40,8 +41,8 @@ class GraphInterface(Protocol):
     async def graph_notes(self, key: DumpKey) -> dict[str, Any] | None:
         """Return what was written at its nodes, ready for JSON; None: no such dump. Raises DumpError."""
 
-    async def keep_graph_notes(self, key: DumpKey, content: bytes) -> bool:
-        """Keep what was written at its nodes; return whether there is such a dump. Raises ValueError, OSError."""
+    async def keep_graph_notes(self, key: DumpKey, content: bytes) -> dict[str, Any] | None:
+        """Keep what was changed at its nodes; return what there is now. Raises DumpError, ValueError, OSError."""
 
 
 def add_graphs(app: FastAPI, node: GraphInterface) -> None:
@@ -73,7 +74,10 @@ def add_graphs(app: FastAPI, node: GraphInterface) -> None:
 def _add_notes(app: FastAPI, node: GraphInterface) -> None:
     @app.get("/graph/{identity}/{attempt}/{step}/notes")
     async def notes(identity: str, attempt: int, step: int) -> Response:
-        found = await node.graph_notes(DumpKey(identity, attempt, step))
+        try:
+            found = await node.graph_notes(DumpKey(identity, attempt, step))
+        except DumpError as error:
+            raise HTTPException(409, str(error)) from None
         if found is None:
             raise HTTPException(404, _NO_DUMP)
         return json_answer(found)
@@ -81,14 +85,16 @@ def _add_notes(app: FastAPI, node: GraphInterface) -> None:
     @app.post("/graph/{identity}/{attempt}/{step}/notes")
     async def keep_notes(identity: str, attempt: int, step: int, request: Request) -> Response:
         try:
-            is_kept = await node.keep_graph_notes(DumpKey(identity, attempt, step), await request.body())
+            found = await node.keep_graph_notes(DumpKey(identity, attempt, step), await request.body())
         except ValueError as error:
             raise HTTPException(400, f"these are no notes: {error}") from None
+        except DumpError as error:
+            raise HTTPException(409, str(error)) from None
         except OSError as error:
             raise HTTPException(409, f"notes cannot be written beside the dumps: {error.strerror or error}") from None
-        if not is_kept:
+        if found is None:
             raise HTTPException(404, _NO_DUMP)
-        return json_answer({})
+        return json_answer(found)
 
 
 def _packed(found: bytes | None, kind: str) -> Response:

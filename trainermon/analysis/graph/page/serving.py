@@ -19,7 +19,7 @@ from threading import Lock
 
 from trainermon.analysis.graph.page.details import NodeDetails
 from trainermon.core.errors import DumpError
-from trainermon.dashboards.graph_notes import MAX_BYTES, notes_file, parse_notes, read_notes, write_notes
+from trainermon.dashboards.graph_notes import MAX_BYTES, keep_change, notes_file, parse_change, read_notes
 from trainermon.dashboards.headers import CONTENT_SECURITY_POLICY, SECURITY_HEADERS, policy_of
 
 LOOPBACK = "127.0.0.1"
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def do_POST(self) -> None:
-        """Keep what the reader has written at nodes: all of it, each time."""
+        """Keep what the reader has changed at nodes, and answer what there is now."""
         origin, host = self.headers.get("Origin", ""), self.headers.get("Host", "")
         size = self.headers.get("Content-Length", "")
         self.close_connection = True  # whatever is left of the body is not read
@@ -132,13 +132,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _keep_notes(self, path: Path, content: bytes) -> None:
         try:
-            write_notes(path, parse_notes(content))
+            notes = keep_change(path, parse_change(content))
         except ValueError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except DumpError as error:
+            self._refuse(HTTPStatus.CONFLICT, str(error))
         except OSError as error:
             self._refuse(HTTPStatus.CONFLICT, f"{notes_file(path)} cannot be written: {error.strerror}")
         else:
-            self._answer(b"{}", "application/json")
+            self._answer(json.dumps(notes.as_json()).encode(), "application/json")
 
     def _asked_for(self) -> str | None:
         """Return the part of the address behind the secret; None if that is not the secret."""

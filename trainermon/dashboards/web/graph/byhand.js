@@ -18,6 +18,7 @@ export const undoLastMatch = (view) => tell(view, undoMatch(view.graph));
 function tell(view, what) {
   view.fillPanel();
   const said = el("p", { cls: "told", role: "status" }, what);
+  byId("panel").querySelector(".told")?.remove();
   byId("panel").prepend(said);
   void keepNotes(view.graph).then((why) => why && said.append(` Not kept: ${why}.`));
 }

@@ -28,27 +28,86 @@ function hasAny(notes) {
 }
 
 /**
+ * What the server had when it last said so, which the page's own notes may be ahead of.
+ * @type {GraphNotes}
+ */
+let known = { notes: {}, matches: [] };
+
+/** @type {Promise<string>} */
+let sending = Promise.resolve("");
+
+/**
  * What the server has kept by now, which others may have written; where it keeps none, what the page came with.
  * @param {GraphHeader} header
  * @returns {Promise<Pick<GraphHeader, "notes" | "keeps_notes">>}
  */
 export async function readNotes({ notes, keeps_notes }) {
   const reply = keeps_notes ? await fetch("notes").catch(() => null) : null;
-  return reply?.ok ? { notes: await reply.json(), keeps_notes } : { notes, keeps_notes: false };
+  if (!reply?.ok) return { notes, keeps_notes: false };
+  known = await reply.json();
+  return { notes: structuredClone(known), keeps_notes };
 }
 
 /**
- * Keeps what was written; returns why it could not be kept, or "".
+ * Keeps what was changed, with what others have written meanwhile; returns why it could not be kept, or "".
  * @param {Graph} graph
  */
-export async function keepNotes(graph) {
-  if (!graph.keeps_notes) return "";
+export function keepNotes({ notes, keeps_notes }) {
+  if (keeps_notes) sending = sending.then(() => send(notes)); // one after the other: each begins from what the last has left
+  return keeps_notes ? sending : Promise.resolve("");
+}
+
+/** @param {GraphNotes} notes */
+async function send(notes) {
+  const sent = structuredClone(notes);
   const token = rememberedToken();
   const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
-  const reply = await fetch("notes", { method: "POST", headers, body: JSON.stringify(graph.notes) }).catch(() => null);
-  if (reply?.ok) return "";
+  const reply = await fetch("notes", { method: "POST", headers, body: JSON.stringify(changeOf(known, sent)) }).catch(() => null);
+  const found = await reply?.json().catch(() => null);
   if (reply?.status === 401) return NEEDS_TOKEN;
-  return (await reply?.json().catch(() => null))?.detail ?? "the server does not answer";
+  if (!reply?.ok || !found) return found?.detail ?? "the server does not answer";
+  known = found;
+  Object.assign(notes, withChange(known, changeOf(sent, notes)));
+  return "";
+}
+
+/**
+ * What differs between two states of the notes, and all matches.
+ * @param {GraphNotes} before
+ * @param {GraphNotes} after
+ */
+function changeOf(before, after) {
+  const places = Object.keys({ ...before.notes, ...after.notes }).filter((place) => before.notes[place] !== after.notes[place]);
+  const partOf = (/** @type {GraphNotes} */ { notes, matches }) =>
+    ({ notes: Object.fromEntries(places.filter((place) => notes[place]).map((place) => [place, notes[place]])), matches });
+  return { before: partOf(before), after: partOf(after) };
+}
+
+/**
+ * @param {GraphNotes} base
+ * @param {{before: GraphNotes, after: GraphNotes}} change
+ * @returns {GraphNotes}
+ */
+function withChange(base, { before, after }) {
+  const without = (/** @type {GraphNotes["matches"]} */ matches, /** @type {GraphNotes["matches"]} */ others) => {
+    const left = new Set(others.map((one) => JSON.stringify(one)));
+    return matches.filter((one) => !left.has(JSON.stringify(one)));
+  };
+  const notes = { ...base.notes, ...after.notes };
+  for (const place of Object.keys(before.notes)) if (!after.notes[place]) delete notes[place];
+  return { notes, matches: [...without(base.matches, without(before.matches, after.matches)), ...without(after.matches, before.matches)] };
+}
+
+/**
+ * The text that keeps what two people made of the one that both saw; the same rule as dashboards/graph_notes.py.
+ * @param {string} seen
+ * @param {string} theirs
+ * @param {string} own
+ */
+function both(seen, theirs, own) {
+  if (own === seen) return theirs;
+  if (theirs === seen || own.includes(theirs)) return own;
+  return theirs.includes(own) ? theirs : `${theirs}\n\n${own}`;
 }
 
 /**
@@ -62,30 +121,46 @@ function tokenField(retry) {
 }
 
 /**
- * The note on a node, to be changed, and what it was matched with.
+ * The note on a node, to be changed.
  * @param {Graph} graph
  * @param {number} node
  * @param {() => void} onchange
  */
 export function notesSection(graph, node, onchange) {
   const text = el("textarea", { rows: 2, "aria-label": "note", placeholder: "note", maxlength: 10000 });
-  text.value = noteAt(graph, node);
   const status = el("p", { cls: "dim", role: "status" });
+  let seen = noteAt(graph, node);
+  const show = () => (text.value = seen = noteAt(graph, node));
   text.addEventListener("change", () => {
     const key = identityOf(graph, node).trim();
-    if (text.value.trim()) graph.notes.notes[key] = text.value.trim();
+    const own = both(seen, noteAt(graph, node), text.value.trim());
+    if (own) graph.notes.notes[key] = own;
     else delete graph.notes.notes[key];
+    show();
     onchange();
     keep();
   });
   const keep = () => void keepNotes(graph).then((why) => {
+    const [mine, isBeingWritten] = [seen, text.value.trim() !== seen];
+    if (!isBeingWritten) show();
+    const isJoined = !why && noteAt(graph, node) !== mine;
     if (why === NEEDS_TOKEN) status.replaceChildren(`Not kept: ${why} `, tokenField(keep));
-    else status.replaceChildren(why ? `Not kept: ${why}` : graph.keeps_notes ? "kept" : "in this page alone: save it with e");
+    else status.replaceChildren(why ? `Not kept: ${why}` : !graph.keeps_notes ? "in this page alone: save it with e" : isJoined ? "kept, with what somebody else has written here meanwhile" : "kept");
+    onchange();
   });
+  show();
+  return el("section", { cls: "note" }, el("h3", {}, "Note"), text, status);
+}
+
+/**
+ * What a node was matched with.
+ * @param {Graph} graph
+ * @param {number} node
+ */
+export function matchLines(graph, node) {
   const module = moduleOf(graph, node);
-  const matches = graph.notes.matches.filter(({ target, golden }) => target.includes(module) || golden.includes(module));
-  return el("section", {}, el("h3", {}, "Note"), text, status,
-    matches.map(({ target, golden }) => el("p", { cls: "dim" }, `matched by hand: ${target.join(", ")} = ${golden.join(", ")}; it counts from the next comparison on`)));
+  return graph.notes.matches.filter(({ target, golden }) => target.includes(module) || golden.includes(module)).map(({ target, golden }) =>
+    el("p", { cls: "dim" }, `matched by hand: ${target.join(", ")} = ${golden.join(", ")}; it counts from the next comparison on`));
 }
 
 /**

@@ -3,7 +3,7 @@
 import { el } from "../../dom.js";
 import { lineSection, stackSection } from "./code.js";
 import { askFor, canAsk, detailOf } from "./details.js";
-import { notesSection } from "./notes.js";
+import { matchLines, notesSection } from "./notes.js";
 import { rankTable } from "./rankpanel.js";
 import { rawSection } from "./raw.js";
 import { differenceTable, tensorTable } from "./tensors.js";
@@ -57,10 +57,12 @@ export function showPanel(panel, shown, node, go) {
     shown.peers.length ? jumps(members, shown.peers, go.meet) : null,
     tabList(tabs, choose),
     el("div", { role: "tabpanel", "aria-label": chosen }, ...body(shown, node, go, () => choose("Code"))),
-    notesSection(graph, node, go.onnote),
+    ...matchLines(graph, node),
   ];
-  panel.replaceChildren(...parts.filter((part) => part !== null));
-  panel.dataset.node = `${graph.label} ${node}`;
+  const place = `${graph.label} ${node}`;
+  if (panel.dataset.node !== place) panel.replaceChildren(el("div"), notesSection(graph, node, go.onnote));
+  panel.dataset.node = place; // what is being written, and what was told, outlasts a look at another tab
+  panel.querySelector(":scope > div")?.replaceChildren(...parts.filter((part) => part !== null));
   if (canAsk(graph, node)) void complete(panel, shown, node, go);
 }
 
