@@ -21,6 +21,7 @@ from trainermon.analysis.checkpoint.comparison import CheckpointOptions, compare
 from trainermon.analysis.checkpoint.inspection import check_tensors
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.values import value_differences
+from trainermon.cli import main
 from trainermon.core.errors import CheckpointError
 from trainermon.statistics import pairs
 
@@ -168,6 +169,16 @@ def device(path):
     path.symlink_to("/dev/zero")
 
 
+def parts_alone(path):
+    path.mkdir()
+    (path / "__0_0.distcp").write_bytes(bytes(8))
+    np.save(path / "other.npy", np.ones(3))
+
+
+def pointer(path):
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 2336927755\n")
+
+
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
@@ -179,6 +190,8 @@ def device(path):
         (lambda path: None, "No such file"),
         (lambda path: path.write_bytes(b"PK\3\4" + bytes(40)), "is cut off or damaged"),
         (lambda path: path.write_text("hello"), "which no known format does"),
+        (parts_alone, r"has parts of a distributed checkpoint \(__0_0\.distcp …\) and no \.metadata"),
+        (pointer, "is a pointer of git-lfs, the 2336927755 bytes that it stands for are not here: git lfs pull"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path, make, fault):
@@ -268,6 +281,49 @@ def test_tensors_that_are_not_read_are_noted(tmp_path):
     found = open_checkpoint(tmp_path / "x.pt")
 
     assert list(found.tensors) == ["w"]
-    assert found.notes == (
+    assert found.all_notes() == (
         "2 tensors are not read, being sparse, quantized or the like: first layer.sparse (sparse_tensor)",
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "x.ckpt", "x.npy", "model.safetensors.index.json"]
+)
+def test_a_pointer_of_git_lfs_is_named_in_every_format(tmp_path, name):
+    pointer(tmp_path / name)
+
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(CheckpointError, match=r"is a pointer of git-lfs, .*: git lfs pull"):
+            open_checkpoint(path)
+
+
+def odd_tensors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that quantized tensors will go away, that nested ones may change
+        quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        sparse_row = torch.eye(3).to_sparse_csr()
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    return {"s": torch.eye(3).to_sparse(), "r": sparse_row, "q": quantized, "n": nested, "j": jagged}
+
+
+def test_what_is_not_read_is_said_wherever_it_stands(tmp_path, capsys):
+    torch.save({"w": torch.ones(3), **odd_tensors()}, tmp_path / "x.pt")
+    words = [["verify", str(tmp_path / "x.pt")], ["compare", *[str(tmp_path / "x.pt")] * 2]]
+
+    printed = []
+    for action in words:
+        main(["checkpoint", *action])
+        printed.append(capsys.readouterr().out)
+
+    assert printed[0].startswith("whole: 1 tensors; 1 pieces\n  note       5 tensors are not read, being sparse,")
+    assert printed[1].startswith("the same model, as far as it is read: 5 tensors are not\n")
+
+
+def test_a_file_of_tensors_that_are_not_read_says_so(tmp_path):
+    torch.save({"s": torch.eye(3).to_sparse()}, tmp_path / "x.pt")
+
+    with pytest.raises(
+        CheckpointError, match=r"holds no tensor: .*; 1 tensor is not read, .*: first s \(sparse_tensor\)"
+    ):
+        open_checkpoint(tmp_path / "x.pt")

@@ -23,8 +23,10 @@ from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_fi
 from trainermon.analysis.checkpoint.screen import render_checkpoint, render_comparison, render_tensors
 from trainermon.analysis.checkpoint.verdicts import SAME, CheckpointComparison, WeightVerdict
 from trainermon.analysis.tensor.arguments import tolerance
+from trainermon.analysis.tensor.screen import line
 from trainermon.core.documents import read_document
 from trainermon.core.errors import CheckpointError, ConfigError
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.values import as_plain
@@ -116,7 +118,7 @@ def _show(args: argparse.Namespace) -> int:
         raise CheckpointError(f"{args.path} has no tensor in whose name {args.name!r} is found")
     if args.json:
         document = {"path": str(checkpoint.path), "format": checkpoint.format, "step": checkpoint.step}
-        split = {"layout": dict(checkpoint.layout), "notes": list(checkpoint.notes)}
+        split = {"layout": dict(checkpoint.layout), "notes": list(checkpoint.all_notes())}
         _print_json({**document, **split, "tensors": [as_plain(tensor) for tensor in found]})
     elif args.name:
         _print(render_tensors(found))
@@ -139,11 +141,13 @@ def _verify(args: argparse.Namespace) -> int:
     wrong = [tensor for tensor in found if tensor.faults]
     bad = [tensor for tensor in found if tensor.nans or tensor.infs]
     if args.json:
-        _print_json({"whole": not wrong, "num_tensors": len(found), "wrong": [as_plain(tensor) for tensor in wrong]})
+        whole = {"whole": not wrong, "num_tensors": len(found), "notes": list(checkpoint.all_notes())}
+        _print_json({**whole, "wrong": [as_plain(tensor) for tensor in wrong]})
         return DIFFERENT if wrong else 0
     said = f"{len(wrong):,} of {len(found):,} tensors are damaged" if wrong else f"whole: {len(found):,} tensors"
     pieces = sum(tensor.num_pieces for tensor in found)
     _print([f"{said}; {pieces:,} pieces" + (f"; NaN or Inf in {len(bad):,}" if bad else "")])
+    _print(line("note", printable(note)) for note in checkpoint.all_notes())
     if wrong or bad:
         _print(render_tensors([*wrong, *(tensor for tensor in bad if not tensor.faults)]))
     return DIFFERENT if wrong else 0

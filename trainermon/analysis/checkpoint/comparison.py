@@ -343,7 +343,8 @@ def _side(checkpoint: Checkpoint) -> CheckpointSide:
         format=checkpoint.format,
         step=checkpoint.step,
         layout=dict(checkpoint.layout),
-        notes=checkpoint.notes,
+        num_unread=len(checkpoint.unread),
+        notes=checkpoint.all_notes(),
     )
 
 

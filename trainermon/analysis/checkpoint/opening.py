@@ -44,7 +44,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path} is not laid out as its format says ({cause}): copy or save it again") from error
     if not found.tensors and not found.optimizer:
-        raise CheckpointError(f"{path} holds no tensor: expected a checkpoint's file or folder")
+        said = "".join(f"; {note}" for note in found.all_notes())
+        raise CheckpointError(f"{path} holds no tensor: expected a checkpoint's file or folder{said}")
     return found
 
 
@@ -79,6 +80,12 @@ def _open_weights(folder: Path) -> Checkpoint:
     index = weights_index(folder)
     if index is not None:
         return open_indexed(index)
+    part = next((name for name in file_names(folder) if name.endswith(".distcp")), None)
+    if part is not None:
+        raise CheckpointError(
+            f"{folder} has parts of a distributed checkpoint ({part} …) and no {METADATA}, which says what is in them:"
+            " copy it, too; it is written last, so a save that was cut off has none"
+        )
     if is_plain_folder(folder):
         return open_folder(folder)
     raise CheckpointError(f"{folder} has none of the files of a checkpoint: docs/checkpoints.md says which are read")

@@ -203,6 +203,7 @@ class Checkpoint:
         tensors: Parameters and buffers by name.
         optimizer: The state of the optimizer: of each kind (`MAIN`, `exp_avg`, `exp_avg_sq` …) by name of parameter.
         values: All else, as plain values and `InertObject`s: `args`, `rng`, `lr` …
+        unread: The names of tensors that the files hold and that are not read, each with its kind in brackets.
         notes: What a reader should know about the whole: parts that were passed over, and why.
     """
 
@@ -213,7 +214,15 @@ class Checkpoint:
     tensors: Mapping[str, TensorPieces]
     optimizer: Mapping[str, Mapping[str, TensorPieces]] = field(default_factory=lambda: MappingProxyType({}))
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Return the notes, and one on the tensors that are not read."""
+        if not self.unread:
+            return self.notes
+        are = "1 tensor is" if len(self.unread) == 1 else f"{len(self.unread):,} tensors are"
+        return (*self.notes, f"{are} not read, being sparse, quantized or the like: first {self.unread[0]}")
 
 
 def whole(name: str, stored: StoredArray, label: str, notes: tuple[str, ...] = ()) -> TensorPieces:

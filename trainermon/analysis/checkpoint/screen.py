@@ -120,7 +120,7 @@ def render_checkpoint(checkpoint: Checkpoint, checked: Mapping[str, list[Checked
         dtypes = ", ".join(dict.fromkeys(tensor.dtype for tensor in tensors))
         stored = sum(tensor.size_bytes for tensor in tensors)
         yield line(kind, f"{len(tensors):,} tensors, {total:,} elements, {dtypes}, {size(stored)}")
-    for note in checkpoint.notes:
+    for note in checkpoint.all_notes():
         yield line("note", printable(note))
     names = sorted(checkpoint.values)
     if names:

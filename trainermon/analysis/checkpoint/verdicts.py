@@ -146,6 +146,7 @@ class CheckpointSide:
         format: As `Checkpoint` has it.
         step: On which it was saved; None if it does not say.
         layout: How it is split.
+        num_unread: How many of its tensors are not read, and so not compared.
         notes: What its reader said.
     """
 
@@ -153,6 +154,7 @@ class CheckpointSide:
     format: str
     step: int | None = None
     layout: Mapping[str, int] = field(default_factory=dict)
+    num_unread: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -248,7 +250,8 @@ def _headline(found: CheckpointComparison) -> str:
     wrong = [tensor for tensor in weights if tensor.verdict not in SAME]
     tail = _of_state(found)
     if not wrong:
-        return _same(weights, counts) + tail
+        unread = max(found.ours.num_unread, found.theirs.num_unread)
+        return _same(weights, counts) + (f", as far as it is read: {unread:,} tensors are not" if unread else "") + tail
     if counts[WeightVerdict.DAMAGED]:
         first = next(tensor for tensor in wrong if tensor.verdict is WeightVerdict.DAMAGED)
         return f"cannot be compared in full: {counts[WeightVerdict.DAMAGED]:,} damaged, first {first.name}" + tail

@@ -64,6 +64,53 @@ def test_weights_optimizer_and_the_rest_are_told_apart(tmp_path):
     assert found.values["optimizer.param_groups"][0]["lr"] == 0.25
 
 
+class Tied(torch.nn.Module):
+    """Has what a state_dict treats apart: a tied weight, a buffer that is not saved, no bias, a list of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 4)
+        layers = [torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4)]
+        self.layers = torch.nn.ModuleList([torch.nn.Sequential(*layers)])
+        self.head = torch.nn.Linear(4, 5)
+        self.head.weight = self.embedding.weight
+        self.scale = torch.nn.Parameter(torch.ones(2))
+        self.register_buffer("mask", torch.ones(3), persistent=False)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, lambda model: {"model": model, "epoch": 3}, torch.nn.DataParallel]
+)
+def test_a_pickled_module_has_the_tensors_of_its_state_dict(tmp_path, wrap):
+    torch.manual_seed(1)
+    model = Tied()
+    torch.save(wrap(model), tmp_path / "x.pt")
+
+    found = open_checkpoint(tmp_path / "x.pt")
+
+    prefix = "module." if wrap is torch.nn.DataParallel else ""
+    assert_same(found.tensors, {f"{prefix}{name}": value for name, value in model.state_dict().items()})
+    assert "is a pickled module: its parameters and buffers are read, and no code of it is run" in found.notes[0]
+
+
+def test_a_pickled_module_whose_class_would_run_a_command_is_read_without_it(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    vars(module)["evil"] = RunsCommand(tmp_path / "ran")
+    torch.save(module, tmp_path / "x.pt")
+
+    assert list(open_checkpoint(tmp_path / "x.pt").tensors) == ["weight", "bias"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_module_that_contains_itself_is_refused(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    module._modules["self"] = module
+    torch.save(module, tmp_path / "x.pt")
+
+    with pytest.raises(CheckpointError, match="is nested too deep or wide: save the state_dict"):
+        open_checkpoint(tmp_path / "x.pt")
+
+
 def test_objects_become_stand_ins_that_keep_what_they_held(tmp_path):
     state = {"args": argparse.Namespace(lr=0.5, dtype=torch.bfloat16), "stage": Stage.WEIGHTS, "array": np.arange(3)}
     torch.save(state, tmp_path / "x.pt")

@@ -123,11 +123,8 @@ def open_deepspeed(folder: Path) -> Checkpoint:
         tensors=tensors,
         optimizer=optimizer,
         values={key: value for key, value in first.items() if key not in _NO_TENSORS},
-        notes=(
-            *(("stage 3 saves no weights but the float32 ones",) if stage == 3 else ()),
-            *left_out(first.get("module")),
-            *notes,
-        ),
+        unread=left_out(first.get("module")),
+        notes=(*(("stage 3 saves no weights but the float32 ones",) if stage == 3 else ()), *notes),
     )
 
 

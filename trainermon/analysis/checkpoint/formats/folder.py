@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names
-from trainermon.analysis.checkpoint.formats.safetensors_file import contiguous, read_safetensors
+from trainermon.analysis.checkpoint.formats.safetensors_file import contiguous, read_weights
 from trainermon.analysis.checkpoint.formats.state_dicts import split_state
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
@@ -36,6 +36,7 @@ def open_torch(path: Path) -> Checkpoint:
         tensors=parts.tensors,
         optimizer=parts.optimizer,
         values=parts.values,
+        unread=parts.unread,
         notes=parts.notes,
     )
 
@@ -63,12 +64,16 @@ def open_folder(folder: Path) -> Checkpoint:
         CheckpointError: a file is damaged, or two hold a tensor of the same name.
     """
     tensors: dict[str, TensorPieces] = {}
+    unread: list[str] = []
     notes: list[str] = []
     for file in file_names(folder):
         path = folder / file
         if not file.endswith(_SUFFIXES) or path.is_dir():
             continue
-        own, more = _file(path)
+        own, left, more = (
+            ({path.stem: _numpy(path, path.stem)}, (), ()) if path.suffix == ".npy" else read_weights(path)
+        )
+        unread += left
         notes += [f"{file}: {note}" for note in more]
         for name, tensor in own.items():
             full = name or path.stem
@@ -76,17 +81,7 @@ def open_folder(folder: Path) -> Checkpoint:
                 other = tensors[full].pieces[0].label
                 raise CheckpointError(f"{path} and {other} both have {full!r}: open the one that is meant on its own")
             tensors[full] = TensorPieces(full, tensor.shape, tensor.dtype, tensor.pieces, tensor.notes)
-    return Checkpoint(path=folder, format="folder", tensors=tensors, notes=tuple(notes))
-
-
-def _file(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...]]:
-    """Return the tensors of a file, and notes on what was left out."""
-    if path.suffix == ".npy":
-        return {path.stem: _numpy(path, path.stem)}, ()
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)[0], ()
-    parts = split_state(load_torch_file(path), path.name)
-    return parts.tensors, parts.notes
+    return Checkpoint(path=folder, format="folder", tensors=tensors, unread=tuple(unread), notes=tuple(notes))
 
 
 def _numpy(path: Path, name: str) -> TensorPieces:

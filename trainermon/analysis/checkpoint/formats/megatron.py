@@ -126,7 +126,8 @@ def open_megatron(folder: Path) -> Checkpoint:
         tensors=whole_tensors(parts),
         optimizer={kind: whole_tensors(own) for kind, own in state.items()},
         values={key: value for key, value in ranks[0].state.items() if not re.fullmatch(r"model\d*|optimizer", key)},
-        notes=(*notes, *left_out(list(parts.values()))),
+        unread=left_out(list(parts.values())),
+        notes=notes,
     )
 
 

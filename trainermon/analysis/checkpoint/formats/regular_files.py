@@ -11,6 +11,8 @@ from typing import Any
 from trainermon.core.errors import CheckpointError
 
 _MAX_JSON_BYTES = 1 << 28
+_POINTERS = (b"version https://git-lfs.github.com/", b"version https://hawser.github.com/")
+_MAX_POINTER_BYTES = 1024  # source: git-lfs, docs/spec.md
 
 
 class RegularFile:
@@ -20,7 +22,7 @@ class RegularFile:
         """Open it.
 
         Raises:
-            CheckpointError: it is missing, no regular file, or may not be read.
+            CheckpointError: it is missing, no regular file, a pointer of git-lfs, or may not be read.
         """
         self.path = path
         try:
@@ -32,6 +34,20 @@ class RegularFile:
         if not stat.S_ISREG(found.st_mode):
             self.close()
             raise CheckpointError(f"{path} is not a regular file: expected a file of a checkpoint")
+        self._refuse_pointer()
+
+    def _refuse_pointer(self) -> None:
+        """Do nothing unless the file stands for one that git-lfs has not fetched."""
+        if self.size >= _MAX_POINTER_BYTES:
+            return
+        text = self.read(0, self.size)
+        if text.startswith(_POINTERS):
+            self.close()
+            size = text.partition(b"\nsize ")[2].split(b"\n")[0].decode("ascii", "replace")
+            raise CheckpointError(
+                f"{self.path} is a pointer of git-lfs, the {size:.20} bytes that it stands for are not here:"
+                " git lfs pull"
+            )
 
     def require(self, start: int, size_bytes: int) -> None:
         """Do nothing if the file has so many bytes from a place on.

@@ -127,34 +127,41 @@ def open_indexed(path: Path) -> Checkpoint:
     config = read_json(path.parent / "config.json") if "config.json" in file_names(path.parent) else {}
     values: dict[str, Any] = {"config": config} if config else {}
     if not path.name.endswith(INDEX_SUFFIX):
-        only, left = _shard(path)
-        return Checkpoint(path=path.parent, format="hf", tensors=only, values=values, notes=left)
+        only, left, notes = read_weights(path)
+        return Checkpoint(path=path.parent, format="hf", tensors=only, values=values, unread=left, notes=notes)
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{path} has no weight_map from tensors to files: copy it again")
     tensors: dict[str, TensorPieces] = {}
-    notes: list[str] = []
+    unread: list[str] = []
+    said: list[str] = []
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise CheckpointError(f"{path} names {shard!r:.60}, outside its folder: do not trust this checkpoint")
         if not (path.parent / shard).exists():
             needed = next(name for name, file in weight_map.items() if file == shard)
             raise CheckpointError(f"{path.parent / shard} is missing, {path.name} has {needed!r} there: copy it, too")
-        found, left = _shard(path.parent / shard)
-        notes += [f"{shard}: {note}" for note in left]
+        found, left, notes = read_weights(path.parent / shard)
+        unread += left
+        said += [f"{shard}: {note}" for note in notes]
         expected = {name for name, file in weight_map.items() if file == shard}
         if lacking := sorted(expected - set(found)):
             raise CheckpointError(
                 f"{path.parent / shard} lacks {lacking[0]!r:.80}, which {path.name} has there: copy both again"
             )
-        notes += [f"{shard} has {name}, which {path.name} does not name" for name in sorted(set(found) - expected)]
+        said += [f"{shard} has {name}, which {path.name} does not name" for name in sorted(set(found) - expected)]
         tensors.update({name: tensor for name, tensor in found.items() if name in expected})
-    return Checkpoint(path=path.parent, format="hf", tensors=tensors, values=values, notes=tuple(notes))
+    unread_names, notes = tuple(unread), tuple(said)
+    return Checkpoint(path=path.parent, format="hf", tensors=tensors, values=values, unread=unread_names, notes=notes)
 
 
-def _shard(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...]]:
-    """Return the tensors of a file, and notes on what was left out."""
+def read_weights(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors of a file of safetensors or torch, the names of those that are not read, and notes.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
     if path.suffix == ".safetensors":
-        return read_safetensors(path)[0], ()
+        return read_safetensors(path)[0], (), ()
     parts = split_state(load_torch_file(path), path.name)
-    return parts.tensors, parts.notes
+    return parts.tensors, parts.unread, parts.notes

@@ -7,23 +7,27 @@ from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.inert import InertObject, leaves
 from trainermon.analysis.checkpoint.pieces import Piece, StoredArray, TensorPieces, whole
+from trainermon.core.errors import CheckpointError
 
 MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict", "app", "net")
 """Under which of its keys a training script keeps the weights."""
+_MAX_DEPTH, _MAX_MODULES = 64, 1_000_000
 _OPTIMIZER_KEYS = ("optimizer", "optimizer_state_dict", "optimizer_states", "optim")
 
 
 class SplitState(NamedTuple):
-    """Weights by name, state of the optimizer by kind and name, all else by key, and what was left out."""
+    """Weights by name, state of the optimizer by kind and name, all else by key, tensors not read, and notes."""
 
     tensors: dict[str, TensorPieces]
     optimizer: dict[str, dict[str, TensorPieces]]
     values: dict[str, Any]
+    unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def split_state(state: Any, label: str) -> SplitState:
     """Return the parts of what one file holds; `label` is who wrote it."""
+    state, notes = without_modules(state)
     model, rest = _model_of(state)
     tensors = {name: whole(name, stored, label) for name, stored in leaves(model, StoredArray)}
     optimizer: dict[str, dict[str, TensorPieces]] = {}
@@ -39,20 +43,62 @@ def split_state(state: Any, label: str) -> SplitState:
                 name = names.get(number, str(number))
                 optimizer.setdefault(kind, {})[name] = whole(name, stored, label)
         values[f"{key}.param_groups"] = found["param_groups"]
-    return SplitState(tensors, optimizer, values, left_out(model))
+    return SplitState(tensors, optimizer, values, (*left_out(model), *left_out(rest)), notes)
 
 
-def left_out(model: Any) -> tuple[str, ...]:
-    """Return a note on the tensors that are not read: sparse and quantized ones, and those of classes of their own."""
-    found = [
-        (name, value.name.rpartition("._rebuild_")[2])
-        for name, value in leaves(model, InertObject)
-        if value.name.startswith("torch._") and "._rebuild_" in value.name
-    ]
-    if not found:
-        return ()
-    name, kind = found[0]
-    return (f"{len(found):,} tensors are not read, being sparse, quantized or the like: first {name} ({kind})",)
+def left_out(state: Any) -> tuple[str, ...]:
+    """Return the names of tensors that are not read, each with its kind: sparse, quantized, or of another class."""
+    return tuple(
+        f"{name} ({value.name.rpartition('._rebuild_')[2]})"
+        for name, value in leaves(state, InertObject)
+        if value.name.startswith("torch.") and "._rebuild_" in value.name
+    )
+
+
+def without_modules(state: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a state with the tensors of pickled modules in their place, by name, and a note on each module.
+
+    A module may be the whole state, or under one of its keys. Nothing of its class is needed, and nothing is run.
+
+    Raises:
+        CheckpointError: modules are nested deeper, or have more parts, than a model has.
+    """
+    if _is_module(state):
+        state, notes = without_modules({"model": state})
+        return state["model"], notes
+    if not isinstance(state, dict):
+        return state, ()
+    modules = {key: value for key, value in state.items() if _is_module(value)}
+    said = "is a pickled module: its parameters and buffers are read, and no code of it is run"
+    notes = tuple(f"{module.name or 'the model'} {said}" for module in modules.values())
+    return {**state, **{key: _state_of(module) for key, module in modules.items()}}, notes
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, InertObject) and {"_parameters", "_modules"} <= value.attributes().keys()
+
+
+def _state_of(module: InertObject) -> dict[str, Any]:
+    """Return what `module.state_dict()` has. Source: torch/nn/modules/module.py (`_save_to_state_dict`), 2.13."""
+    found: dict[str, Any] = {}
+    todo = [("", module, 0)]
+    num_seen = 0
+    while todo:
+        prefix, inner, depth = todo.pop()
+        has = inner.attributes()
+        num_seen += 1
+        if depth > _MAX_DEPTH or num_seen > _MAX_MODULES:
+            raise CheckpointError(f"{prefix[:60]!r} is nested too deep or wide: save the state_dict of the model")
+        passing = has.get("_non_persistent_buffers_set") or ()
+        buffers = {key: value for key, value in _items(has.get("_buffers")) if key not in passing}
+        found |= {f"{prefix}{key}": value for key, value in (*_items(has.get("_parameters")), *buffers.items())}
+        children = [(key, child) for key, child in _items(has.get("_modules")) if _is_module(child)]
+        todo.extend((f"{prefix}{key}.", child, depth + 1) for key, child in reversed(children))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def _model_of(state: Any) -> tuple[Any, Mapping[Any, Any]]:
