@@ -48,7 +48,8 @@ def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Fo
 def without_handed(found: Sequence[Found]) -> list[Found]:
     """Return `found` without the ranks that were only handed the bad value, by one that has other modules.
 
-    So are stages of a pipeline that no framework tells of. Ranks with the same modules compute each from its own batch.
+    So are stages of a pipeline that no framework tells of. Ranks with the same modules and weights compute each from
+    its own batch.
     """
     makers = [where for where, origin in found if origin.module not in (INPUT, LOSS)]
     return [
@@ -58,8 +59,12 @@ def without_handed(found: Sequence[Found]) -> list[Found]:
     ]
 
 
-def _modules(where: RankDump) -> set[str]:
-    return {entry.module for entry in where.dump.entries}
+def _modules(where: RankDump) -> set[tuple[object, ...]]:
+    """Return the modules of a rank by name and weights, which stages with modules of equal names do not share."""
+    entries = where.dump.entries
+    weights = ((entry.module, record) for entry in entries for record in entry.parameters)
+    statistics = ((name, each.slot, each.shape, each.max, each.min, each.norm) for name, each in weights)
+    return {*((entry.module,) for entry in entries), *statistics}
 
 
 def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:

@@ -173,7 +173,7 @@ def _located(evidence: StepEvidence, origins: Sequence[tuple[RankDump, Origin]])
         chain=_to_loss(evidence, where.rank, origin),
         ranks=_ranks(evidence, bad, reached),
         parameters=_parameters(where),
-        consequences=_consequences(evidence, bad),
+        consequences=_consequences(evidence, bad | reached),
         dump=where.path,
     )
     return _of_huge_weight(located, where, evidence)

@@ -28,6 +28,25 @@ def read_places(run_dir: Path) -> dict[int, dict[str, int]]:
     return found
 
 
+def in_pipelines(places: Places, stages: Mapping[int, tuple[int, int | None]]) -> Places:
+    """Return `places` with those in pipelines that only the dumps tell of.
+
+    `stages` has by rank its stage, and a number that the ranks of its pipeline have in common. What files took for the
+    data-parallel place of such a rank is the place of its pipeline among the others.
+
+    >>> in_pipelines({0: {"dp": 0}, 1: {"dp": 1}}, {0: (0, 0), 1: (1, 0)})
+    {0: {'pp': 0}, 1: {'pp': 1}}
+    """
+    pipelines = sorted({number for _, number in stages.values() if number is not None})
+    found = dict(places)
+    for rank, (stage, number) in stages.items():
+        place = places.get(rank, {})
+        if "pp" not in place:
+            copy = {"dp": pipelines.index(number)} if number in pipelines and len(pipelines) > 1 else {}
+            found[rank] = {axis: at for axis, at in place.items() if axis != "dp"} | {"pp": stage} | copy
+    return found
+
+
 def describe_domain(ranks: Collection[int], places: Places) -> tuple[str, str]:
     """Return which part of the job `ranks` are, and why that can be said; "" if the run does not tell.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainermon.analysis.compare.merging.places import find_places
-from trainermon.analysis.diagnosis.domains import read_places
+from trainermon.analysis.diagnosis.domains import in_pipelines, read_places
 from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order, read_flows
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.errors import DumpError, StoreError
@@ -184,8 +184,14 @@ def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
             return evidence
         attempt, step = chosen
         dumps, notes = _read_dumps(run_dir, [place for place in places if (place.attempt, place.step) == chosen])
-        evidence = dataclasses.replace(evidence, step=step, attempt=attempt, dumps=dumps, notes=notes)
+        places_of = in_pipelines(evidence.places, _stages(dumps))
+        evidence = dataclasses.replace(evidence, step=step, attempt=attempt, dumps=dumps, notes=notes, places=places_of)
         return evidence if connection is None else _with_store(evidence, connection, attempt, step)
+
+
+def _stages(dumps: Sequence[RankDump]) -> dict[int, tuple[int, int | None]]:
+    infos = {entry.rank: entry.dump.info for entry in dumps if entry.dump.info.pipeline_size > 1}
+    return {rank: (info.pipeline_stage, info.replica) for rank, info in infos.items()}
 
 
 def _places(run_dir: Path) -> Iterator[_DumpPlace]:

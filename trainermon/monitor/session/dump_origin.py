@@ -12,6 +12,7 @@ from trainermon.dump.files.layout import layout_of
 from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.names import chosen
+from trainermon.monitor.frameworks.torch_pipeline import PipelinePlace, place_of
 from trainermon.monitor.session.ordered_dumps import StartedDump, begin_writer
 from trainermon.monitor.taps.training import Training
 from trainermon.replay.suitability import ModelStage, stage_of
@@ -76,17 +77,16 @@ class DumpOrigin:
 
         `dump_id` is that of the alert or command, `reason` says in words why it is made.
         """
-        place = self._coordinates
-        mixes = place.world_size > place.dp_size
+        where = self._pipeline_place()
         return DumpInfo(
             id=dump_id,
             step=step,
             attempt=self._run.attempt,
             rank=self.rank,
             reason=reason,
-            pipeline_stage=place.pp,
-            pipeline_size=place.pp_size,
-            replica=(place.dp if place.ep_size == 1 else 0) if mixes or place.ep_size > 1 else None,
+            pipeline_stage=where.stage,
+            pipeline_size=where.size,
+            replica=where.replica,
             layout=self._layout(),
         )
 
@@ -104,6 +104,15 @@ class DumpOrigin:
     def question(self, step: int) -> str:
         """Return a name of `step` that is unique, and the same on all ranks of the job."""
         return f"{self._run.run_id}/{self._run.attempt}/{step}"
+
+    def _pipeline_place(self) -> PipelinePlace:
+        place = self._coordinates
+        found = place_of(self._training.roots) if place.pp_size == 1 else None
+        if found is not None:
+            return found
+        mixes = place.world_size > place.dp_size
+        replica = (place.dp if place.ep_size == 1 else 0) if mixes or place.ep_size > 1 else None
+        return PipelinePlace(place.pp, place.pp_size, replica)
 
     def _layout(self) -> RankLayout:
         roots = [stage.model for stage in self.stages()]
