@@ -19,7 +19,7 @@ from trainermon.analysis.checkpoint.fused import glu_block, head_layout, with_ha
 from trainermon.analysis.checkpoint.names import NamePairs, pair_names, same_rows
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.pieces import MAIN, Checkpoint, TensorPieces
-from trainermon.analysis.checkpoint.placed import PlacedTensor, placed
+from trainermon.analysis.checkpoint.placed import PlacedTensor, placed, with_ranks_placed
 from trainermon.analysis.checkpoint.sums import MappedFiles, are_rounded, place_of, sums_of, values_at
 from trainermon.analysis.checkpoint.values import value_differences
 from trainermon.analysis.checkpoint.verdicts import (
@@ -122,7 +122,7 @@ def _work(
         if blocks[0] != blocks[1]:
             chosen = [with_halves(side, block) if block else side for side, block in zip(chosen, blocks, strict=True)]
         found: NamePairs = pair_names(chosen[0], chosen[1], scheme=options.scheme, heads=heads, renamed=options.renamed)
-        work += [TensorPair(kind, *pair) for pair in found.pairs]
+        work += [TensorPair(kind, *with_ranks_placed(*pair)) for pair in found.pairs]
         lonely += [_lonely(kind, tensor, is_ours=True) for tensor in found.ours]
         lonely += [_lonely(kind, tensor, is_ours=False) for tensor in found.theirs]
         notes += [note for note in found.notes if note not in notes]
@@ -249,7 +249,7 @@ def faults_of(files: MappedFiles, cover: Coverage, tensor: PlacedTensor) -> Iter
         if copy.ours.stored == copy.theirs.stored and copy.ours.first == copy.theirs.first:
             continue
         sums = sums_of(files, [copy])
-        if sums.unequal:
+        if sums.unequal and not (tensor.ranks and 2 * sums.unequal > sums.count):  # parts have little in common
             place = place_of([copy], sums.first_unequal)
             labels = f"{copy.theirs.label} ({copy.theirs.stored.path.name}) and {copy.ours.label}"
             yield (

@@ -170,6 +170,8 @@ class TensorPieces:
         pieces: Its parts. Two with the same region are replicas, which should be equal. That all together cover the
             tensor is not promised: `trainermon checkpoint verify` checks it.
         notes: What a reader should know: `replicated over tp`, `padding not saved` …
+        ranks: Of each piece the number of the tensor parallel rank that has it, if it is not known whether they are
+            copies of one tensor, as `shape` and the regions say, or parts of a larger one; else empty.
     """
 
     name: str
@@ -177,6 +179,7 @@ class TensorPieces:
     dtype: str
     pieces: Sequence[Piece]
     notes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def num_elements(self) -> int:

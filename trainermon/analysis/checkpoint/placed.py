@@ -20,6 +20,7 @@ class PlacedTensor:
         dtype: As `StoredArray` has it.
         views: Its boxes; replicas among them.
         notes: What a reader should know.
+        ranks: As `TensorPieces` has them: of each box, which rank has it, if copies and parts cannot be told apart.
     """
 
     name: str
@@ -27,6 +28,7 @@ class PlacedTensor:
     dtype: str
     views: Iterable[PlacedView]
     notes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def num_elements(self) -> int:
@@ -63,7 +65,50 @@ class _Views(Iterable[PlacedView]):
 
 def placed(tensor: TensorPieces) -> PlacedTensor:
     """Return a tensor of a checkpoint as boxes."""
-    return PlacedTensor(tensor.name, tensor.shape, tensor.dtype, _Views(tensor), tensor.notes)
+    return PlacedTensor(tensor.name, tensor.shape, tensor.dtype, _Views(tensor), tensor.notes, tensor.ranks)
+
+
+def with_ranks_placed(ours: PlacedTensor, theirs: PlacedTensor) -> tuple[PlacedTensor, PlacedTensor]:
+    """Return two tensors that are one, where the ranks' parts of each are known: what ranks have is parts or copies.
+
+    The sizes on the other side tell, and the dimension. If both sides have as many ranks and the same sizes, nothing
+    tells: parts are put one after the other then, so that each rank is compared with its like.
+    """
+    counts = [1 + max(side.ranks, default=0) for side in (ours, theirs)]
+    if counts == [1, 1]:
+        return ours, theirs
+    dim, said = _split_of((ours.shape, theirs.shape), counts)
+    if dim is None:
+        return replace(ours, ranks=()), replace(theirs, ranks=())
+    first, second = (
+        _side_by_side(side, dim, count, said) if count > 1 else side
+        for side, count in zip((ours, theirs), counts, strict=True)
+    )
+    return first, second
+
+
+def _split_of(shapes: tuple[tuple[int, ...], tuple[int, ...]], counts: Sequence[int]) -> tuple[int | None, str]:
+    """Return in which dimension two tensors are split over so many ranks, None if all have the whole; and why."""
+    one, other = shapes
+    if one == other:
+        return (0, "each rank is compared with its like") if one and counts[0] == counts[1] else (None, "")
+    if len(one) != len(other):
+        return None, ""
+    apart = [dim for dim, sizes in enumerate(zip(one, other, strict=True)) if sizes[0] != sizes[1]]
+    if len(apart) > 1 or (apart[0] and one[apart[0]] * counts[0] != other[apart[0]] * counts[1]):
+        return None, ""
+    return apart[0], f"taken as split in dimension {apart[0]}, as its sizes on both sides say"
+
+
+def _side_by_side(tensor: PlacedTensor, dim: int, count: int, said: str) -> PlacedTensor:
+    """Return a tensor of what each rank has, one after the other in a dimension."""
+    size = tensor.shape[dim]
+    views = [
+        view._replace(starts=(*view.starts[:dim], view.starts[dim] + rank * size, *view.starts[dim + 1 :]))
+        for view, rank in zip(tensor.views, tensor.ranks, strict=True)
+    ]
+    shape = (*tensor.shape[:dim], size * count, *tensor.shape[dim + 1 :])
+    return replace(tensor, shape=shape, views=tuple(views), notes=(*tensor.notes, said), ranks=())
 
 
 def moved(tensor: PlacedTensor, moves: Sequence[RowMove]) -> list[PlacedView]:

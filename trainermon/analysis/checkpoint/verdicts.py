@@ -254,7 +254,9 @@ def _headline(found: CheckpointComparison) -> str:
         return _same(weights, counts) + (f", as far as it is read: {unread:,} tensors are not" if unread else "") + tail
     if counts[WeightVerdict.DAMAGED]:
         first = next(tensor for tensor in wrong if tensor.verdict is WeightVerdict.DAMAGED)
-        return f"cannot be compared in full: {counts[WeightVerdict.DAMAGED]:,} damaged, first {first.name}" + tail
+        said = f"cannot be compared in full: {counts[WeightVerdict.DAMAGED]:,} damaged, first {first.name}"
+        others = [t for t in found.ranked() if t in wrong and t.verdict is not WeightVerdict.DAMAGED]
+        return said + (f"; {len(others):,} more differ, first {others[0].name}" if others else "") + tail
     out = [found.tensors[number] for number in found.outliers() if found.tensors[number].kind == WEIGHTS]
     trained = _trained_on([tensor for tensor in compared if tensor not in out], counts, out)
     if trained:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.analysis.checkpoint.assembled import assembled, assert_same
 from tests.ranks import run_ranks
+from trainermon.analysis.checkpoint.comparison import CheckpointOptions, compare_checkpoints
+from trainermon.analysis.checkpoint.inspection import check_tensors
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.core.errors import CheckpointError
 
@@ -203,7 +207,7 @@ def test_ranks_of_different_checkpoints_are_refused(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_an_unknown_name_says_how_it_was_taken(tmp_path):
+def test_an_unknown_name_is_noted(tmp_path):
     for rank in range(2):
         args = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1}
         model = {"decoder.final_layernorm.weight": torch.ones(2), "mlp.novel.weight": torch.full((2,), float(rank))}
@@ -212,8 +216,73 @@ def test_an_unknown_name_says_how_it_was_taken(tmp_path):
     found = open_checkpoint(tmp_path).tensors
 
     assert found["decoder.final_layernorm.weight"].notes == ("replicated",)
-    (note,) = found["mlp.novel.weight"].notes
-    assert note.startswith("its name does not tell whether tensor parallelism splits it")
+    assert found["mlp.novel.weight"].notes == ("its name does not tell whether tensor parallelism splits it",)
+
+
+def save_split(folder, model, num_ranks, dims):
+    """Save a model on tensor parallel ranks, each tensor split in the dimension of `dims`, or whole on every rank."""
+    for rank in range(num_ranks):
+        parts = {
+            name: value if dims.get(name) is None else value.chunk(num_ranks, dims[name])[rank].clone()
+            for name, value in model.items()
+        }
+        args = {"tensor_model_parallel_size": num_ranks, "pipeline_model_parallel_size": 1}
+        save_rank(folder, f"mp_rank_{rank:02d}", args, parts)
+    return folder
+
+
+def novel_model():
+    shapes = {"a.weight": (12, 8), "b.weight": (8, 12), "c.bias": (12,), "d.weight": (8,), "e": ()}
+    return {f"novel.{name}": torch.randn(shape) for name, shape in shapes.items()}
+
+
+NOVEL = {"novel.a.weight": 0, "novel.b.weight": 1, "novel.c.bias": 0}
+
+
+@settings(max_examples=25)
+@given(
+    ranks=st.tuples(*[st.sampled_from([1, 2, 4])] * 2),
+    damaged=st.none() | st.tuples(st.sampled_from(sorted(NOVEL)), st.integers(0, 11)),
+)
+def test_unknown_names_are_the_same_over_any_split_and_a_changed_element_is_found(tmp_path_factory, ranks, damaged):
+    model, folder = novel_model(), tmp_path_factory.mktemp("split")
+    other = {name: value.clone() for name, value in model.items()}
+    if damaged:
+        other[damaged[0]].view(-1)[damaged[1]] += 1
+
+    ours, theirs = save_split(folder / "a", model, ranks[0], NOVEL), save_split(folder / "b", other, ranks[1], NOVEL)
+    found = compare_checkpoints(ours, theirs, options=CheckpointOptions(weights_only=True, jobs=1))
+
+    wrong = [(tensor.name, tensor.unequal) for tensor in found.differing()]
+    assert wrong == ([(damaged[0], 1)] if damaged else [])
+    assert damaged or found.headline == "the same model"
+
+
+def test_a_copy_that_one_rank_has_wrong_is_damage_and_hides_no_other_difference(tmp_path):
+    model = novel_model()
+    ours = save_split(tmp_path / "a", model, 1, NOVEL)
+    theirs = save_split(tmp_path / "b", {**model, "novel.a.weight": model["novel.a.weight"] + 1}, 2, NOVEL)
+    file = theirs / "mp_rank_01" / "model_optim_rng.pt"
+    state = torch.load(file, weights_only=False)
+    state["model"]["novel.d.weight"][3] += 1
+    torch.save(state, file)
+
+    found = compare_checkpoints(ours, theirs)
+
+    assert found.headline == (
+        "cannot be compared in full: 1 damaged, first novel.d.weight; 1 more differ, first novel.a.weight"
+    )
+    checked = {tensor.name: tensor.faults for tensor in check_tensors(open_checkpoint(theirs))}
+    assert [name for name, faults in checked.items() if faults] == ["novel.d.weight"]
+
+
+def test_the_bias_of_an_output_layer_is_split_as_its_weight_is(tmp_path):
+    model = {f"{head}.{kind}": torch.randn(8, *rest) for head in ("output_layer", "lm_head.output_layer", "lm_head")
+             for kind, rest in (("weight", (2,)), ("bias", ()))}  # fmt: skip
+
+    found = open_checkpoint(save_split(tmp_path / "a", model, 2, dict.fromkeys(model, 0)))
+
+    assert_same(found.tensors, model)
 
 
 def test_another_backend_is_refused(tmp_path):

@@ -28,7 +28,7 @@ _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d{3}))?(?:_(\d{3}))?")
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 FLAT = "distrib_optim.pt"
 _ROWS = re.compile(  # the first dimension is split
-    r".*(word_embeddings\.weight|output_layer\.weight|lm_head\.weight"
+    r".*(word_embeddings\.weight|(output_layer|lm_head)\.(weight|bias)"
     r"|(linear_qkv|linear_q|linear_kv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj|linear_fc1"
     r"|query_key_value|inter_attention\.query|key_value|dense_h_to_4h)\.(weight|bias))"
 )
@@ -38,6 +38,7 @@ _COPIED = re.compile(  # every tensor parallel rank has the same
     r"|(linear_proj|linear_fc2|dense|dense_4h_to_h|linear_q_down_proj|linear_kv_down_proj)\.(weight|bias)"
     r"|tokentype_embeddings\.weight|pooler\..*)"
 )
+_UNKNOWN = "its name does not tell whether tensor parallelism splits it"
 GATED = re.compile(r".*(linear_fc1|dense_h_to_4h)\.(weight|bias)")
 _LAYER = re.compile(r"((?:.*\.)?layers)\.(\d+)\.(.*)")
 _LOCAL_EXPERT = re.compile(r"(.*\blocal_experts)\.(\d+)\.(.*)")
@@ -295,10 +296,10 @@ def _joined(
     dim = _split_dim(name, first.shape)
     if dim is None or num_ranks == 1:
         pieces = tuple(Piece(Box((0,) * len(first.shape), first.shape), t.stored, t.rank.label) for t in tensors)
-        notes = ("replicated",) if len(tensors) > 1 else ()
         if num_ranks > 1 and not _COPIED.fullmatch(name):
-            notes = ("its name does not tell whether tensor parallelism splits it: taken as the same on every rank",)
-        return TensorPieces(name, first.shape, first.dtype, pieces, notes)
+            ranks = tuple(tensor.rank.place.tp % num_ranks for tensor in tensors)
+            return TensorPieces(name, first.shape, first.dtype, pieces, (_UNKNOWN,), ranks)
+        return TensorPieces(name, first.shape, first.dtype, pieces, ("replicated",) if len(tensors) > 1 else ())
     shape = (*first.shape[:dim], first.shape[dim] * num_ranks, *first.shape[dim + 1 :])
     takes_turns = "experts." in name and args.get("moe_mlp_glu_interleave_size")  # in blocks, on each rank alike
     num_blocks = 2 if args.get("swiglu") and GATED.fullmatch(name) and not takes_turns else 1
