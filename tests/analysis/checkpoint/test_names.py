@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.analysis.checkpoint.splits import checkpoint_of
 from trainermon.analysis.checkpoint.comparison import CheckpointOptions, compare_checkpoints
+from trainermon.analysis.checkpoint.verdicts import WeightVerdict
 from trainermon.core.errors import CheckpointError
 
 HEADS, GROUPS, WIDTH, HIDDEN, FFN = 4, 2, 2, 8, 6
@@ -252,3 +255,67 @@ def test_what_stays_unmatched_says_why(tmp_path, values, missing, said):
     reasons = {note for tensor in found.tensors if "q_proj" in tensor.name for note in tensor.notes}
     assert len(reasons) == 1
     assert said in reasons.pop()
+
+
+PARTS = (  # what mindspore.nn and torch.nn call the same parameters. Source: MindSpore's documentation of each layer
+    ("embedding", {"embedding_table": "weight"}),
+    ("norm", {"gamma": "weight", "beta": "bias"}),
+    ("batch", {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}),
+    ("dense", {"weight": "weight", "bias": "bias"}),
+)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parameters_of_mindspore_are_those_of_torch(tmp_path, turned):
+    names = {f"net.{part}.{old}": f"net.{part}.{new}" for part, of in PARTS for old, new in of.items()}
+    arrays = {new: noise(number, 4) for number, new in enumerate(names.values())}
+    counter = {"net.batch.num_batches_tracked": np.array(7)}
+    sides = [{old: arrays[new] for old, new in names.items()}, {**arrays, **counter}]
+
+    found = compared(tmp_path, *(sides[::-1] if turned else sides))
+
+    assert found.headline == "the same model"
+    assert len(found.tensors) == len(names)
+    assert found.notes == (
+        "7 tensors are paired by PyTorch's names",
+        "not compared: 1 counters of BatchNorm (num_batches_tracked), which one side does not keep",
+    )
+
+
+def test_a_name_of_mindspore_beside_that_of_torch_stays_what_it_is(tmp_path):
+    ours = {"block.gamma": noise(1, 4), "block.weight": noise(2, 4), "a.bias": noise(3, 4)}
+    theirs = {"block.gamma": noise(1, 4), "block.weight": noise(2, 4), "b.bias": noise(3, 4)}
+
+    found = compared(tmp_path, ours, theirs)
+
+    assert [(t.name, t.other_name) for t in found.tensors if t.verdict is WeightVerdict.IDENTICAL] == [
+        ("block.gamma", "block.gamma"),
+        ("block.weight", "block.weight"),
+    ]
+
+
+def test_a_counter_of_one_side_alone_is_unmatched_if_the_other_keeps_counters(tmp_path):
+    both = {"a.num_batches_tracked": np.array(1)}
+
+    found = compared(tmp_path, {**both, "b.num_batches_tracked": np.array(2)}, both)
+
+    assert found.headline == "differs in 1 of 2 tensors, first b.num_batches_tracked"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_names_that_share_their_elements_are_the_one_that_the_other_side_has(tmp_path, changed):
+    shared = noise(1, 5, 4)
+    ours = checkpoint_of(tmp_path / "a", {"shared.weight": shared + changed})
+    theirs = checkpoint_of(tmp_path / "b", {"shared.weight": shared})
+    tied = {
+        name: replace(theirs.tensors["shared.weight"], name=name)
+        for name in ("encoder.tokens.weight", "lm_head.weight")
+    }
+    theirs = replace(theirs, tensors={**theirs.tensors, **tied})
+
+    found = compare_checkpoints(ours, theirs, options=CheckpointOptions(jobs=1))
+
+    assert {tensor.verdict for tensor in found.tensors} == {
+        WeightVerdict.DIFFERENT if changed else WeightVerdict.IDENTICAL
+    }
+    assert len(found.tensors) == 3

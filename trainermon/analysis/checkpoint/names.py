@@ -1,14 +1,17 @@
 """Which tensor of one checkpoint is which of the other: names of Megatron's generations and of Hugging Face's models.
 
-Names that are equal are paired first. What is left on both sides is translated to Megatron-Core's names (or to Hugging
+Names that are equal are paired first, then those of parameters that MindSpore calls otherwise. What is left on both
+sides is translated to Megatron-Core's names (or to Hugging
 Face's), with q, k and v of each query group side by side and gate above up, as Megatron-Core keeps them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trainermon.analysis.checkpoint.fused import (
     HeadLayout,
@@ -129,30 +132,81 @@ def pair_names(
     left = {name: tensor for name, tensor in ours.items() if name not in second}
     right = {name: theirs[key] for name, key in second.items() if name not in ours}
     notes: tuple[str, ...] = ()
-    if left and right:
-        hidden = hidden_size(ours) or hidden_size(theirs)
-        left, right = (translated(side, scheme, heads, hidden) for side in (left, right))
+    hidden = hidden_size(ours) or hidden_size(theirs)
+    for said, rename in (
+        ("PyTorch's", _with_names_of_torch),
+        (_SAID[scheme], partial(translated, scheme=scheme, heads=heads, hidden=hidden)),
+    ):
+        if not (left and right):
+            break
+        left, right = rename(left), rename(right)
         found = [(tensor, right[name]) for name, tensor in left.items() if name in right]
-        notes = (f"{len(found):,} tensors are paired by {_SAID[scheme]} names",) if found else ()
+        notes += (f"{len(found):,} tensors are paired by {said} names",) if found else ()
         same += found
-        left, right = (
-            {n: t for n, t in one.items() if n not in other} for one, other in ((left, right), (right, left))
-        )
-    tied = [*_tied(left, theirs), *((other, tensor) for tensor, other in _tied(right, ours))]
+        left, right = ({n: t for n, t in a.items() if n not in b} for a, b in ((left, right), (right, left)))
+    sides = (tuple(ours.values()), tuple(theirs.values()))
+    tied = [*_tied(left, same, 0, sides[1]), *(pair[::-1] for pair in _tied(right, same, 1, sides[0]))]
     taken = {id(tensor) for pair in tied for tensor in pair}
-    lonely = [tuple(tensor for tensor in side.values() if id(tensor) not in taken) for side in (left, right)]
-    return NamePairs((*same, *tied), lonely[0], lonely[1], notes)
+    lonely, counters = _without_counters(
+        [[tensor for tensor in side.values() if id(tensor) not in taken] for side in (left, right)], sides
+    )
+    return NamePairs((*same, *tied), tuple(lonely[0]), tuple(lonely[1]), (*notes, *counters))
 
 
-def _tied(lonely: Tensors, others: Tensors) -> list[tuple[PlacedTensor, PlacedTensor]]:
-    """Return the output layer with the other side's embedding, which is its weight if that side has no output layer."""
-    embedding = next((tensor for name, tensor in others.items() if _EMBEDDING.search(name)), None)
-    if embedding is None or any(_OUTPUT.search(name) for name in others):
-        return []
-    once = replace(embedding, name=f"{embedding.name} (tied)", notes=("tied: stands there once, as the embedding",))
-    return [(tensor, once) for name, tensor in lonely.items() if _OUTPUT.search(name)]
+def _with_names_of_torch(tensors: Tensors) -> dict[str, PlacedTensor]:
+    """Return tensors by the names that PyTorch has for parameters of MindSpore, unless another has that name."""
+    named = {name: _name_of_torch(name) for name in tensors}
+    counts = Counter([*named.values(), *(name for name, new in named.items() if new != name)])
+    return {new if counts[new] == 1 else name: tensors[name] for name, new in named.items()}
 
 
+def _name_of_torch(name: str) -> str:
+    from trainermon.analysis.compare.frameworks import parameter_name  # not needed where both have the same names
+
+    above, dot, last = name.rpartition(".")
+    return f"{above}{dot}{parameter_name(last)}"
+
+
+def _tied(
+    lonely: Tensors, pairs: Sequence[tuple[PlacedTensor, PlacedTensor]], side: int, others: Sequence[PlacedTensor]
+) -> Iterator[tuple[PlacedTensor, PlacedTensor]]:
+    """Yield tensors of one side with what they are tied to on the other, where that stands once.
+
+    Those that share their elements with one of a pair are the other of that pair. An output layer is the embedding of a
+    side that has no output layer.
+    """
+    if not lonely:
+        return
+    partners = {_elements(pair[side]): pair[1 - side] for pair in pairs}
+    names = {_name_of_torch(tensor.name): tensor for tensor in others}
+    has_output = any(_OUTPUT.search(name) for name in names)
+    embedding = next((tensor for name, tensor in names.items() if _EMBEDDING.search(name)), None)
+    for name, tensor in lonely.items():
+        is_output = _OUTPUT.search(name) is not None and not has_output
+        other = partners.get(_elements(tensor)) or (embedding if is_output else None)
+        if other is not None:
+            note = f"tied: stands there once, as {'the embedding' if other is embedding else other.name}"
+            yield tensor, replace(other, name=f"{other.name} (tied)", notes=(note,))
+
+
+def _elements(tensor: PlacedTensor) -> tuple[object, ...]:
+    """Return what two tensors have in common if they lie at one place in a file."""
+    return tensor.shape, next(((*view[:2], view.as_array()) for view in tensor.views), tensor.name)
+
+
+def _without_counters(
+    lonely: Sequence[list[PlacedTensor]], sides: Sequence[Sequence[PlacedTensor]]
+) -> tuple[Sequence[list[PlacedTensor]], tuple[str, ...]]:
+    """Return lonely tensors without the counters of BatchNorm where a side has none at all, as of MindSpore; a note."""
+    has = [any(tensor.name.endswith(_COUNTER) for tensor in side) for side in sides]
+    if has[0] == has[1]:
+        return lonely, ()
+    left = [[tensor for tensor in side if not tensor.name.endswith(_COUNTER)] for side in lonely]
+    number = sum(map(len, lonely)) - sum(map(len, left))
+    return left, (f"not compared: {number:,} counters of BatchNorm ({_COUNTER}), which one side does not keep",)
+
+
+_COUNTER = "num_batches_tracked"
 _SAID = {"megatron": "Megatron-Core's", "hf": "Hugging Face's"}
 
 

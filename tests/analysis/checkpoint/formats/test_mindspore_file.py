@@ -64,7 +64,7 @@ def test_a_file_of_mindspore_itself_is_read(tmp_path):
     assert arrays["b"].tolist() == ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).tolist()  # rounded to even
     assert found.tensors["b"].dtype == "bfloat16"
     assert (arrays["c"].tolist(), arrays["flag"].tolist()) == ([1.0, 2.0], [True, False])
-    assert (arrays["epoch_num"].tolist(), arrays["lr"].tolist()) == (3, 0.5)
+    assert (found.values, arrays["lr"].tolist()) == ({"step_num": 7, "epoch_num": 3}, 0.5)
 
 
 def test_tensors_are_those_of_the_message(tmp_path, checkpoint_class):
@@ -98,3 +98,24 @@ def test_a_file_that_was_cut_is_named(tmp_path, checkpoint_class):
 
     with pytest.raises(CheckpointError, match=r"x.ckpt is cut off: its entry at byte 0"):
         open_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_the_state_of_an_optimizer_is_its_own(tmp_path, checkpoint_class):
+    def entry(name, values, dtype="Float32"):
+        array = np.array(values, {"Float32": "<f4", "Int32": "<i4"}[dtype])
+        return name, dtype, array.shape, array.tobytes()
+
+    state = [entry(f"{prefix}.net.gamma", [float(number)] * 2) for number, prefix in enumerate(("moment1", "moment2"))]
+    other = [entry("moments.of.none", [1.0, 2.0]), entry("beta1_power", 0.5), entry("global_step", [4], "Int32")]
+    write(tmp_path / "x.ckpt", checkpoint_class, [entry("net.gamma", [5.0, 6.0]), *state, *other])
+
+    found = open_checkpoint(tmp_path / "x.ckpt")
+
+    assert list(found.tensors) == ["net.gamma", "moments.of.none"]
+    assert {
+        kind: {name: assembled(tensor).tolist() for name, tensor in of.items()} for kind, of in found.optimizer.items()
+    } == {
+        "exp_avg": {"net.gamma": [0.0, 0.0]},
+        "exp_avg_sq": {"net.gamma": [1.0, 1.0]},
+    }
+    assert (found.step, found.values) == (4, {"global_step": 4, "beta1_power": 0.5})

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
 from trainermon.analysis.checkpoint.pieces import Checkpoint, FlatRange, Piece, StoredArray, TensorPieces
 from trainermon.analysis.tensor.dtypes import DTYPES, storage_dtype
 from trainermon.core.errors import CheckpointError
 
+_STEPS = ("step_num", "global_step")
+_VALUES = (*_STEPS, "epoch_num", "learning_rate", "beta1_power", "beta2_power", "scale_sense", "loss_scale")
+# What optimizers of mindspore.nn and mindspore.mint put before the name of a parameter, by PyTorch's kinds of state.
+_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "adam_m": "exp_avg", "adam_v": "exp_avg_sq",
+           "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "moments": "momentum_buffer", "accum": "momentum_buffer",
+           "stat": "momentum_started"}  # fmt: skip
 _MAX_HEADER = 1 << 16  # of an entry: all but the elements
 _BYTES = 2  # the wire type of texts, bytes and messages
 _NAMES = {f"{name[0].upper()}{name[1:]}": name for name in DTYPES} | {"BFloat16": "bfloat16", "UInt8": "uint8"}
@@ -50,10 +57,14 @@ def open_mindspore(path: Path) -> Checkpoint:
         for part in _parts(file):
             parts.setdefault(part.name, []).append(part)
     tensors = {name: _tensor(path, found) for name, found in parts.items()}
-    steps = [name for name in ("step_num", "global_step") if name in tensors]
-    return Checkpoint(
-        path=path, format="mindspore", step=_scalar(tensors[steps[0]]) if steps else None, tensors=tensors
-    )
+    values = {name: _scalar(tensors.pop(name)) for name in _VALUES if name in tensors and _is_scalar(tensors[name])}
+    optimizer: dict[str, dict[str, TensorPieces]] = {}
+    for name in list(tensors):
+        prefix, _, parameter = name.partition(".")
+        if prefix in _STATES and parameter in tensors:
+            optimizer.setdefault(_STATES[prefix], {})[parameter] = replace(tensors.pop(name), name=parameter)
+    step = next((values[name] for name in _STEPS if isinstance(values.get(name), int)), None)
+    return Checkpoint(path=path, format="mindspore", step=step, tensors=tensors, optimizer=optimizer, values=values)
 
 
 def _parts(file: RegularFile) -> Iterator[_Part]:
@@ -141,6 +152,9 @@ def _tensor(path: Path, parts: list[_Part]) -> TensorPieces:
     return TensorPieces(name, shape, dtype, tuple(pieces))
 
 
-def _scalar(tensor: TensorPieces) -> int | None:
-    is_number = tensor.num_elements == 1 and tensor.dtype.startswith(("int", "uint"))
-    return int(tensor.pieces[0].stored.array()[0]) if is_number else None
+def _is_scalar(tensor: TensorPieces) -> bool:
+    return tensor.num_elements == 1 and tensor.dtype in ("float32", "float64", "int32", "int64")
+
+
+def _scalar(tensor: TensorPieces) -> Any:
+    return tensor.pieces[0].stored.array()[0].item()
