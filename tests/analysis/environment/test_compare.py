@@ -9,6 +9,7 @@ from trainermon import cli
 from trainermon.analysis.environment.compare import compare_packs
 from trainermon.analysis.environment.differences import DifferenceLevel
 from trainermon.analysis.environment.files import read_configuration
+from trainermon.analysis.environment.launchers import options_of
 from trainermon.analysis.environment.rules import LevelRule, LevelRules, read_rules
 from trainermon.analysis.environment.settings import same_value
 from trainermon.core.environment.pack import EnvironmentPack, write_pack
@@ -141,6 +142,53 @@ def test_a_hyperparameter_is_paired_by_its_alias_and_never_by_a_near_name():
     assert {row.reason for row in rows if row.names == ("num_layers", None)} == {
         "only the first has it; there is num_layer there"
     }
+
+
+def rows_of(*lines):
+    first, second = (EnvironmentPack(sections={"hyperparameters": options_of(line.split())}) for line in lines)
+    return [(row.names, row.level) for row in compare_packs(first, second, LevelRules()).rows if row.level is not SAME]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ("--bf16", "", ("bf16", None)),
+        ("--bf16", "--no-bf16", ("bf16", "bf16")),
+        ("--bf16", "--no_bf16", ("bf16", "bf16")),
+        ("--bf16", "--fp16", ("bf16", "fp16")),
+        ("--half", "--bfloat16", ("half", "bfloat16")),
+        ("--no-bf16", "", ("no-bf16", None)),
+        ("--use-flash-attn", "--no-use-flash-attn", ("use-flash-attn", "use-flash-attn")),
+        ("--bf16 True", "--no-bf16", ("bf16", "bf16")),
+    ],
+)
+def test_a_flag_that_differs_is_one_difference_and_an_error(one, other, names, turned):
+    common = " --lr 1 --x"
+
+    found = rows_of(*(side + common for side in ((other, one) if turned else (one, other))))
+
+    assert found == [(names[::-1] if turned else names, ERROR)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("--bf16", "--bfloat16"),
+        ("--no-x", "--no_x"),
+        ("--x --no-x", "--no-x"),
+        ("--x", "--no-x --x"),
+        ("--x False", "--no-x"),
+    ],
+)
+def test_flags_that_mean_the_same_are_no_difference(one, other):
+    assert rows_of(one, other) == []
+
+
+def test_a_name_that_begins_with_no_and_has_a_value_is_no_flag():
+    assert rows_of("--no_repeat_ngram_size 3 --repeat_ngram_size 2", "--no_repeat_ngram_size 3") == [
+        (("repeat_ngram_size", None), WARNING)
+    ]
 
 
 def test_a_section_on_one_side_only_is_an_error():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainermon.analysis.environment.launchers import find_training, hyperparameters_of, options_of
+from trainermon.analysis.environment.launchers import find_training, find_trainings, hyperparameters_of, options_of
 from trainermon.analysis.environment.shell.script import read_text
 
 SCRIPT_OPTIONS = {"bf16": True, "lr": "1e-4"}
@@ -34,7 +34,96 @@ def test_a_launcher_is_known_and_its_options_are_not_the_scripts(line, launcher,
     assert found.options == SCRIPT_OPTIONS
 
 
-@pytest.mark.parametrize("line", ["tar xf a.tar", "python -c 'x'", "git status", "python"])
+OPTIONS = " --bf16 --lr 1e-4"
+TORCHRUN = "torchrun --nnodes 2 train.py"
+WRAPPED = [
+    "env -u A -C /w B=1 {}",
+    "nohup nice -n 5 timeout -k 5 1h taskset -c 0-3 stdbuf -o L {}",
+    "sudo -u me -E time -f %e numactl --cpunodebind 0 -m 0 {}",
+    "nsys profile -o out --trace cuda,nvtx -f true {}",
+    "docker run --rm -it --gpus all --ipc=host -v /a:/b -e A=1 -w /w --shm-size 16g nvcr.io/pytorch:24.01-py3 {}",
+    "docker run --rm --entrypoint env img:1 B=2 {}",
+    "podman --log-level debug run --network host -e A img {}",
+    "docker exec -it -w /w job {}",
+    "singularity exec --nv -B /a:/b --env A=1,B=2 img.sif {}",
+    "apptainer --quiet exec --nv --bind /a --pwd /w img.sif {}",
+    "enroot start --rw -m /a:/b img {}",
+    "conda run -n env --no-capture-output {}",
+    "uv run --with numpy --frozen {}",
+    "poetry run {}",
+    "kubectl exec -it pod -c main -- {}",
+    "bash -c '{}'",
+    "sh -ec 'cd /w && set -x && exec {}'",
+    "bash --norc -o pipefail -lc '{} 2>&1 | tee log'",
+    "sbatch -N 2 --wrap='srun {}'",
+    "srun -N 2 --container-image=img bash -c 'export A=1; {}'",
+    "docker run img bash -lc \"sh -c '{}'\"",
+    "mpirun -np 8 -x A bash -c '{}'",
+    "env A=1 srun sh -c 'env B=2 singularity exec i.sif {}'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_a_training_is_found_in_whatever_stands_around_it(wrapped):
+    reading = read_text(wrapped.format(TORCHRUN + OPTIONS), {})
+
+    (found,) = [found for command in reading.commands for found in find_trainings(command.words, {})]
+
+    assert (found.training.script, found.training.options) == ("train.py", SCRIPT_OPTIONS)
+    assert found.training.launcher_options["nnodes"] == "2"
+    assert found.is_certain
+
+
+def test_what_is_set_around_a_training_is_among_its_variables():
+    line = "env A=1 docker run -e B=2 --env=C=3 img:7 bash -c 'export D=4; E=5 python train.py --lr $D'"
+
+    values, variables, notes = hyperparameters_of(read_text(line, {}))
+
+    assert variables == {"A": "1", "B": "2", "C": "3", "D": "4", "E": "5"}
+    assert (values["lr"], values["launcher.image"]) == ("4", "img:7")
+    assert notes == []
+
+
+def test_the_arguments_of_a_shell_are_those_of_its_text():
+    assert find_training(["bash", "-c", 'exec "$@" --bf16', "_", "python", "a.py", "--x", "1 2"]).options == {
+        "x": "1 2",
+        "bf16": True,
+    }
+
+
+def test_what_a_scheduler_sets_is_unresolved_and_not_empty():
+    line = "torchrun --node_rank $SLURM_NODEID --master_addr ${MASTER_ADDR} train.py --tag x$SLURM_JOB_ID --bf16"
+
+    for wrapped in (line, f"srun bash -c '{line}'"):
+        values, variables, notes = hyperparameters_of(read_text(wrapped, {}))
+
+        assert values["launcher.node_rank"] == "${SLURM_NODEID}"
+        assert (values["tag"], values["bf16"]) == ("x${SLURM_JOB_ID}", True)
+        assert variables == {}
+        said = [note.rsplit(": ", 2)[-2] for note in notes]
+        assert said == ["${SLURM_NODEID}", "${MASTER_ADDR}", "x${SLURM_JOB_ID}"]
+
+
+def test_a_text_that_starts_several_trainings_has_them_all():
+    values, _, _ = hyperparameters_of(read_text("bash -c 'python a.py --lr 1; python b.py --lr 2'", {}))
+
+    assert (values["lr"], values["command2.lr"]) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tar xf a.tar",
+        "bash -c 'ls'",
+        "bash run.sh",
+        "docker run img",
+        "docker ps",
+        "env A=1",
+        "python -c 'x'",
+        "git status",
+        "python",
+    ],
+)
 def test_what_starts_no_training_is_passed_over(line):
     assert find_training(line.split()) is None
 
@@ -50,6 +139,8 @@ def test_what_starts_no_training_is_passed_over(line):
         (["optim.lr=1", "+model.size=2", "data=s3"], {"optim.lr": "1", "model.size": "2", "data": "s3"}),
         (["-e", "1", "conf.yaml"], {"e": ["1", "conf.yaml"]}),
         (["--tag", "a", "--tag", "b"], {"tag": ["a", "b"]}),
+        (["--bf16", "--no-bf16"], {"no-bf16": True}),
+        (["--no_x", "--lr", "1", "--x"], {"lr": "1", "x": True}),
     ],
 )
 def test_options_are_read_as_argparse_reads_them(words, options):

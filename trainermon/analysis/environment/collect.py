@@ -99,7 +99,7 @@ def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     if path.suffix in (*YAML, *JSON, *TOML):
         return read_configuration(path), {}, []
     if path.suffix in SHELL or _is_shell(path):
-        return hyperparameters_of(read_script(path, environ))
+        return hyperparameters_of(read_script(path, environ), environ)
     log = "; of a log give the configuration that its job was started with" if path.suffix in LOGS else ""
     raise PackError(f"{path}: expected a launch script (.sh) or a configuration (.yaml, .json, .toml){log}")
 

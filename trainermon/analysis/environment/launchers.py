@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from trainermon.analysis.environment.shell.script import ScriptReading
+from trainermon.analysis.environment.shell.script import ScriptReading, read_text
+from trainermon.analysis.environment.shell.words import ShellSyntaxError
+from trainermon.analysis.environment.wrappers import SHELLS, text_in, without_wrappers
 
 LAUNCHER, SCRIPT = "launcher", "script"
 _NUMBER = re.compile(r"-\.?\d.*|-inf|-nan")
@@ -31,12 +33,11 @@ _MODULES = {
     "torch.distributed.launch": "torchrun",
     "torch.distributed.elastic.run": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
-    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.launch": "accelerate launch",
 }
-_NAMES = {"mpiexec": "mpirun", "mpirun": "mpirun", "srun": "srun", "torchrun": "torchrun", "msrun": "msrun",
-          "torchrun_npu": "torchrun", "deepspeed": "deepspeed"}  # fmt: skip
-_BEFORE = frozenset(["env", "nohup", "exec", "time", "sudo", "nice", "command", "stdbuf", "setsid", "numactl",
-                     "timeout", "ionice", "taskset", "nsys", "xargs"])  # fmt: skip
+_NAMES = {"mpiexec": "mpirun", "mpirun": "mpirun", "srun": "srun", "salloc": "srun", "torchrun": "torchrun",
+          "msrun": "msrun", "torchrun_npu": "torchrun", "deepspeed": "deepspeed"}  # fmt: skip
+_MAX_DEPTH = 5  # of shells in shells
 
 
 class TrainingCommand(NamedTuple):
@@ -55,27 +56,50 @@ class TrainingCommand(NamedTuple):
     options: Mapping[str, Any]
 
 
-def hyperparameters_of(reading: ScriptReading) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+_NOTHING = TrainingCommand("", {}, "", {})
+_Within = tuple[TrainingCommand, int]
+
+
+class FoundTraining(NamedTuple):
+    """A training that a command starts, and what else is known of it there.
+
+    Attributes:
+        training: What it is.
+        variables: Those that are set in front of it, or in the text that a shell is given.
+        unresolved: Words of such a text of which a part is not known.
+        is_certain: Whether the text comes to it whatever is not known.
+    """
+
+    training: TrainingCommand
+    variables: Mapping[str, str]
+    unresolved: tuple[str, ...] = ()
+    is_certain: bool = True
+
+
+def hyperparameters_of(
+    reading: ScriptReading, environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Return hyperparameters, variables and what is not known of the training commands in a launch script.
 
     Those of the first command go by their own names, those of the others behind `command2.` and so on. The variables
-    are those that the last training gets beside the surrounding ones.
+    are those that the last training gets beside the surrounding ones, `environ`.
     """
     values: dict[str, Any] = {}
     variables: dict[str, str] = {}
     notes = [*reading.notes]
     seen: list[TrainingCommand] = []
     for command in reading.commands:
-        training = find_training(command.words)
-        if training is None or training in seen:
-            continue
-        seen.append(training)
-        prefix = f"command{len(seen)}." if len(seen) > 1 else ""
-        values.update({f"{prefix}{name}": value for name, value in _named(training)})
-        variables = dict(command.variables)
-        if not command.is_certain:
-            notes.append(f"line {command.line}: {training.script}: only under a condition that is not known")
-        notes += [f"line {command.line}: {word}: unresolved" for word in command.unresolved]
+        for found in find_trainings(command.words, {**(environ or {}), **command.variables}):
+            training = found.training
+            if training in seen:
+                continue
+            seen.append(training)
+            prefix = f"command{len(seen)}." if len(seen) > 1 else ""
+            values.update({f"{prefix}{name}": value for name, value in _named(training)})
+            variables = {**command.variables, **found.variables}
+            if not (command.is_certain and found.is_certain):
+                notes.append(f"line {command.line}: {training.script}: only under a condition that is not known")
+            notes += [f"line {command.line}: {word}: unresolved" for word in (*command.unresolved, *found.unresolved)]
     if not seen:
         notes.append("no training command was found")
     return values, variables, notes
@@ -90,56 +114,101 @@ def _named(training: TrainingCommand) -> Iterator[tuple[str, Any]]:
 
 
 def find_training(words: Sequence[str]) -> TrainingCommand | None:
-    """Return the training that a command starts; None if it starts none.
+    """Return the training that a command starts, the first of several; None if it starts none.
 
     >>> find_training(["torchrun", "--nproc-per-node", "2", "a.py", "--bf16", "--lr", "1e-4"]).options
     {'bf16': True, 'lr': '1e-4'}
     """
-    words = _without_wrappers(list(words))
-    launcher, options = "", dict[str, Any]()
+    return next((found.training for found in find_trainings(words, {})), None)
+
+
+def find_trainings(
+    words: Sequence[str], environ: Mapping[str, str], before: TrainingCommand = _NOTHING, depth: int = 0
+) -> Iterator[FoundTraining]:
+    """Yield the trainings that a command starts: several only if it gives a shell a text with several.
+
+    Args:
+        words: The command; what is not known stands as it was written.
+        environ: The variables that it gets.
+        before: What launches this command, if something does.
+        depth: In how many shells it stands.
+    """
+    variables: dict[str, str] = {}
     while words:
-        name = PurePath(words[0]).name
-        if name == "accelerate" and words[1:2] == ["launch"]:
-            kind, rest = "accelerate", words[2:]
-        elif name == "trainermon" and words[1:2] == ["run"]:
-            words = _without_wrappers(words[words.index("--") + 1 :] if "--" in words else [])
-            continue
-        elif _PYTHON.fullmatch(name):
-            kind, rest = "python", words[1:]
-        elif name in _NAMES:
-            kind, rest = _NAMES[name], words[1:]
-        else:
-            return _finished(launcher, options, words) if launcher else None
-        taken, rest, module = _launcher_options(kind, rest)
-        if module in _MODULES:
-            words = [_MODULES[module], *rest] if _MODULES[module] != "accelerate" else ["accelerate", "launch", *rest]
-            continue
-        options |= taken if kind != "python" else {}
-        launcher = kind if kind != "python" or not launcher else launcher
-        words = [*([module] if module else []), *rest]
-        if kind in ("python", "torchrun", "deepspeed", "accelerate") and not _starts_launcher(words):
-            return _finished(launcher, options, words)
-    return None
+        words, added, image = without_wrappers(words)
+        variables |= added
+        if image:
+            before = before._replace(launcher_options={**before.launcher_options, "image": image})
+        text = text_in(words)
+        if text is not None:
+            yield from _in_text(*text, {**environ, **variables}, variables, (before, depth))
+            return
+        launched = _launched(words, before)
+        if launched is None or launched.script:
+            if launched is not None:
+                yield FoundTraining(launched, variables)
+            return
+        before, words = launched._replace(options={}), launched.options["arguments"]
+
+
+def _in_text(
+    text: str, arguments: Sequence[str], environ: Mapping[str, str], set_before: Mapping[str, str], within: _Within
+) -> Iterator[FoundTraining]:
+    """Yield the trainings in a text that a shell is given."""
+    before, depth = within
+    if depth >= _MAX_DEPTH:
+        return
+    try:
+        commands = read_text(text, environ, arguments=arguments[1:]).commands
+    except (ShellSyntaxError, RecursionError):  # then it is no text for a shell
+        return
+    for command in commands:
+        for found in find_trainings(command.words, {**environ, **command.variables}, before, depth + 1):
+            yield FoundTraining(
+                found.training,
+                {**set_before, **command.variables, **found.variables},
+                (*command.unresolved, *found.unresolved),
+                command.is_certain and found.is_certain,
+            )
+
+
+def _launched(words: Sequence[str], before: TrainingCommand) -> TrainingCommand | None:
+    """Return the training; without a script, what a launcher runs stands under `arguments`. None: it is none."""
+    name = PurePath(words[0]).name if words else ""
+    if name == "accelerate" and words[1:2] == ["launch"]:
+        kind, rest = "accelerate", words[2:]
+    elif name == "trainermon" and words[1:2] == ["run"]:
+        behind = words[words.index("--") + 1 :] if "--" in words else []
+        return before._replace(options={"arguments": behind})
+    elif _PYTHON.fullmatch(name):
+        kind, rest = "python", words[1:]
+    elif name in _NAMES:
+        kind, rest = _NAMES[name], words[1:]
+    elif before.launcher or name.endswith(".py"):
+        return _finished(before.launcher or "python", before.launcher_options, words)
+    else:
+        return None
+    taken, behind, module = _launcher_options(kind, rest)
+    if module in _MODULES:
+        launcher = _MODULES[module]
+        return before._replace(options={"arguments": [*launcher.split(), *behind]})
+    options = {**before.launcher_options, **(taken if kind != "python" else {})}
+    launcher = kind if kind != "python" or not before.launcher else before.launcher
+    left = [*([module] if module else []), *behind]
+    if kind in ("python", "torchrun", "deepspeed", "accelerate") and not _starts_launcher(left):
+        return _finished(launcher, options, left)
+    return TrainingCommand(launcher, options, "", {"arguments": left})
 
 
 def _starts_launcher(words: Sequence[str]) -> bool:
     name = PurePath(words[0]).name if words else ""
-    return bool(_PYTHON.fullmatch(name)) or name in _NAMES
+    return bool(_PYTHON.fullmatch(name)) or name in _NAMES or name in SHELLS
 
 
 def _finished(launcher: str, options: Mapping[str, Any], words: Sequence[str]) -> TrainingCommand | None:
     if not words or words[0] in ("-", "-c"):
         return None
     return TrainingCommand(launcher, options, words[0], options_of(words[1:]))
-
-
-def _without_wrappers(words: list[str]) -> list[str]:
-    """Return a command without what only surrounds it, such as `env A=1`, `nohup` or `numactl --cpunodebind=0`."""
-    while words and (PurePath(words[0]).name in _BEFORE or re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL)):
-        words = words[1:]
-        while words and (words[0].startswith("-") or re.fullmatch(r"\d+[smhd]?", words[0])):
-            words = words[1:]
-    return words
 
 
 def _launcher_options(kind: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str], str]:
@@ -171,7 +240,8 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
     """Return the options of a script by name: a flag is True, several values are a list, a repeated one too.
 
     A word that begins with a dash and a letter begins an option, so no flag takes the next one for its value. Words of
-    the form `a.b=c` are settings of Hydra; other words before the first option stand under `arguments`.
+    the form `a.b=c` are settings of Hydra; other words before the first option stand under `arguments`. Of `--x` and
+    `--no-x` the last one counts.
 
     >>> options_of(["--bf16", "--adam-beta2", "0.95", "--split", "1", "2", "optim.lr=1"])
     {'bf16': True, 'adam-beta2': '0.95', 'split': ['1', '2'], 'optim.lr': '1'}
@@ -181,6 +251,9 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         if _OPTION.fullmatch(word) and not _NUMBER.fullmatch(word):
             name, is_pair, value = word.lstrip("-").partition("=")
+            for opposite in _opposites(name):
+                if found.get(opposite) == []:  # a flag
+                    del found[opposite]
             found.setdefault(name, [])
             if is_pair:
                 found[name].append(value)
@@ -190,3 +263,8 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
         else:
             found.setdefault(name or "arguments", []).append(word)
     return {key: True if not values else values[0] if len(values) == 1 else values for key, values in found.items()}
+
+
+def _opposites(name: str) -> tuple[str, ...]:
+    positive = re.match(r"no[-_](.*)", name)
+    return (positive[1],) if positive else (f"no-{name}", f"no_{name}")

@@ -57,6 +57,7 @@ BUILT_IN = (
     LevelRule("code", "model.*", _ERROR),
     LevelRule("code", "git.remote", _INFO),
     LevelRule("code", "*", _WARNING),
+    LevelRule("hyperparameters", "*launcher.image", _WARNING),
     *(
         LevelRule("hyperparameters", name, _INFO)
         for name in (

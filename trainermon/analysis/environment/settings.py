@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from trainermon.analysis.environment.differences import DifferenceLevel, SettingDifference
@@ -41,6 +42,8 @@ ALIASES = (
     ("seq_length", "max_seq_len", "sequence_length"),
     ("num_query_groups", "num_key_value_heads"),
 )
+PRECISIONS = (("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32"))
+"""Flags of which a training has one."""
 _CANONICAL = {alias: group[0] for group in ALIASES for alias in group}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _NEAR = 0.8
@@ -152,10 +155,11 @@ def compare_hyperparameters(
     one: Mapping[str, Any], other: Mapping[str, Any], rules: LevelRules
 ) -> Iterator[SettingDifference]:
     """Yield a row for each hyperparameter: paired by the whole name, then by a known alias; near names are hints."""
+    one, other = _with_plain_flags(one, other), _with_plain_flags(other, one)
     pairs, left, right = _paired(one, other)
     for first, second, how in pairs:
         values = (one[first], other[second])
-        is_same = same_value(*values)
+        is_same = same_value(*values) and _precision(first) == _precision(second)
         level = DifferenceLevel.SAME if is_same else rules.level("hyperparameters", plain_name(first))
         yield SettingDifference(
             section="hyperparameters", names=(first, second), values=values, level=level, matched_with=how
@@ -164,7 +168,7 @@ def compare_hyperparameters(
         others = (right, left)[side]
         for name in names:
             value = (one, other)[side][name]
-            usual = DifferenceLevel.WARNING
+            usual = None if _is_flag(name, value) else DifferenceLevel.WARNING  # what is not given is off
             near = difflib.get_close_matches(name, others, n=1, cutoff=_NEAR)
             reason = _one_sided((name, None) if side == 0 else (None, name))
             yield SettingDifference(
@@ -182,8 +186,14 @@ def _paired(
     """Return names that are paired, with how, and those that only one side has."""
     pairs: list[tuple[str, str, str]] = []
     left, right = list(one), list(other)
-    for how, key in ((PURE_NAME, str), (PURE_NAME, plain_name), (MAPPING, canonical_name)):
-        keys = [_unique(names, key) for names in (left, right)]
+    of_precision = [partial(_precision_or_name, values=side) for side in (one, other)]
+    for how, key in (
+        (PURE_NAME, (str, str)),
+        (PURE_NAME, (plain_name, plain_name)),
+        (MAPPING, (canonical_name, canonical_name)),
+        (MAPPING, of_precision),
+    ):
+        keys = [_unique(names, form) for names, form in zip((left, right), key, strict=True)]
         for name in sorted(keys[0].keys() & keys[1].keys()):
             pairs.append((keys[0][name], keys[1][name], how))
             left.remove(keys[0][name])
@@ -200,6 +210,40 @@ def _unique(names: list[str], key: Any) -> dict[str, str]:
             twice.add(key(name))
         found[key(name)] = name
     return {form: name for form, name in found.items() if form not in twice}
+
+
+def _with_plain_flags(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with `no-x` as `x`, the other way round, where the other side has `x`."""
+    theirs = {plain_name(name): name for name in other}
+    found: dict[str, Any] = {}
+    for name, value in one.items():
+        above, dot, last = name.rpartition(".")
+        positive = theirs.get(plain_name(f"{above}{dot}{last[3:]}")) if plain_name(last).startswith("no_") else None
+        flag = _as_bool(value)
+        if positive is None or flag is None or positive in one:
+            found[name] = value
+        else:
+            found[positive] = not flag
+    return found
+
+
+def _is_flag(name: str, value: Any) -> bool:
+    """Return whether this is an option without a value, as a command line has them."""
+    return value is True and "." not in name
+
+
+def _precision(name: str) -> str:
+    """Return the precision that a flag asks for; "" if it asks for none.
+
+    >>> _precision("bf16"), _precision("half"), _precision("lr")
+    ('bf16', 'fp16', '')
+    """
+    return next((group[0] for group in PRECISIONS if plain_name(name) in group), "")
+
+
+def _precision_or_name(name: str, values: Mapping[str, Any]) -> str:
+    """Return one key for all flags of precision: a training has one of them."""
+    return "precision" if _precision(name) and _is_flag(name, values[name]) else name
 
 
 def plain_name(name: str) -> str:

@@ -38,6 +38,9 @@ _SILENT = """
     true : cat tee ls date pwd grep sed awk head tail cut tr wc hostname which command test shift unset false
 """
 _SILENT_NAMES = frozenset(_SILENT.split())
+_OF_LAUNCHERS = re.compile(  # variables that are set for each process: nobody knows them before
+    r"\b(?:SLURM|OMPI|PMI|PMIX)_\w+|\b(?:(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))\b"
+)
 _UNREAD = ("source", ".", "eval", "read", "mapfile", "readarray", "getopts")
 
 
@@ -99,9 +102,13 @@ def read_script(path: Path, environ: Mapping[str, str]) -> ScriptReading:
         raise ShellSyntaxError(f"{path}: {error}") from error
 
 
-def read_text(text: str, environ: Mapping[str, str], *, script: str = "bash") -> ScriptReading:
-    """Return what the text of a script does; see `read_script`."""
-    walker = _ScriptWalker(environ, script)
+def read_text(
+    text: str, environ: Mapping[str, str], *, script: str = "bash", arguments: Sequence[str] = ()
+) -> ScriptReading:
+    """Return what the text of a script does that is started with `arguments`; see `read_script`."""
+    not_known = {name: unknown(f"${{{name}}}") for name in _OF_LAUNCHERS.findall(text)}
+    walker = _ScriptWalker({**not_known, **environ}, script)
+    walker.expander.arguments = [*arguments]
     with contextlib.suppress(_LeavingError):
         walker.walk(parse_script(text))
     return ScriptReading(tuple(walker.commands), tuple(dict.fromkeys(walker.notes)))
