@@ -173,7 +173,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Where there are none: those on operations that gave minus infinity, perhaps on purpose.
         """
-        return self._harmful or list(dict.fromkeys(self._masks.values()))[:MAX_OPERATIONS]
+        masks = list(dict.fromkeys(self._masks.values()))[:MAX_OPERATIONS]
+        return self._harmful or [dataclasses.replace(mask, is_mask=True) for mask in masks]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`, and look at what it gives."""

@@ -21,6 +21,7 @@ from trainermon.analysis.diagnosis.across import (
     without_handed,
 )
 from trainermon.analysis.diagnosis.classify import OUTSIDE_REPLAY, classified, suspects_device
+from trainermon.analysis.diagnosis.cut_off import followed_to_forward
 from trainermon.analysis.diagnosis.evidence import SURE_KINDS, NonfiniteRow, RankDump, StepEvidence, gather
 from trainermon.analysis.diagnosis.findings import (
     BadParameter,
@@ -99,7 +100,7 @@ def _diagnose_nonfinite(evidence: StepEvidence) -> Diagnosis:
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
     # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
     origins = [
-        (entry, in_pipeline(entry, origin))
+        (entry, in_pipeline(entry, followed_to_forward(entry.dump, origin)))
         for entry, origin in found
         if origin is not None and not entry.dump.info.lost_nonfinite
     ]

@@ -123,6 +123,7 @@ class _DumpCalls:
         self.root_forwards = [entry for entry in dump.root if entry.direction == FORWARD]
         self.root_backwards = [entry for entry in dump.root if entry.direction == BACKWARD]
         self.by_key = {entry.key: entry for entry in dump.entries}
+        self.root_names = {(entry.module, entry.class_name) for entry in dump.root}
         self.producers = _by_order((entry, entry.outputs) for entry in self.forwards)
         self.consumers = _by_order((entry, entry.inputs) for entry in self.forwards)
 
@@ -378,9 +379,10 @@ def _innermost(places: Sequence[_PlacedGradient]) -> _PlacedGradient:
 
 def _backward(calls: _DumpCalls, place: _PlacedGradient, reason: str) -> Origin:
     record = _gradient_of(place.record)
+    is_root = (place.entry.module, place.entry.class_name) in calls.root_names
     return Origin(
         phase=FaultPhase.BACKWARD,
-        module=place.entry.module,
+        module=MODEL if is_root else place.entry.module,
         class_name=place.entry.class_name,
         tensor=record,
         reason=reason,

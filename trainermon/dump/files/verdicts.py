@@ -53,6 +53,7 @@ class OperationVerdict:
         source: The line of the script that ran it.
         evidence: What the verdict rests on.
         collect: For `unknown`, what one would have to record to find out.
+        is_mask: It gave minus infinity, perhaps on purpose, of which nothing worse came.
     """
 
     operation: str
@@ -65,3 +66,4 @@ class OperationVerdict:
     source: str = ""
     evidence: str = ""
     collect: str = ""
+    is_mask: bool = False
