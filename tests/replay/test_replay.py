@@ -230,7 +230,50 @@ def test_a_backward_that_is_differentiated_is_said_not_to_be_in_the_replay(tmp_p
     keeper.replay(tmp_path / "next", DumpInfo())
 
     assert ("create_graph" in read_dump(tmp_path / "first").info.uncovered) == is_differentiated
+    assert len(read_dump(tmp_path / "first").info.absent) == is_differentiated
     assert read_dump(tmp_path / "next").info.uncovered == ""
+
+
+def sound_hook(gradient):
+    return gradient
+
+
+def accumulated_hook(parameter):
+    parameter.grad.mul_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent"),
+    [
+        ("accumulated", ("a hook on accumulated gradients",)),
+        ("transform", ("a transform of torch.func",)),
+        ("gradient", ()),
+        ("module", ()),
+        ("none", ()),
+    ],
+)
+def test_only_what_no_replay_contains_is_said_not_to_be_in_it(tmp_path, kind, absent):
+    model, x = nn.Linear(4, 1), torch.randn(6, 4, requires_grad=True)
+    keeper = StepKeeper(model)
+    keeper.attach()
+    if kind == "accumulated":
+        model.weight.register_post_accumulate_grad_hook(accumulated_hook)
+    elif kind == "gradient":
+        model.weight.register_hook(sound_hook)
+    elif kind == "module":
+        model.register_full_backward_hook(lambda module, given, made: given)
+    loss = model(x).sum()
+    if kind == "transform":
+        parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+        slope = torch.func.grad(lambda value: torch.func.functional_call(model, parameters, (value,)).square().sum())(x)
+        loss = loss + slope.square().sum()
+    loss.backward()
+
+    keeper.replay(tmp_path, DumpInfo())
+
+    info = read_dump(tmp_path).info
+    assert info.absent == absent
+    assert all(words in info.uncovered for words in absent)
 
 
 @pytest.mark.parametrize("is_hooked", [False, True])

@@ -124,8 +124,9 @@ class ForwardKeeper:
     `stages` are the roots that the training loop calls, `replayable` says what the framework requires. Beyond the
     budget the oldest forwards are released: the fault that shows at the end of a step is likeliest in what is still
     there, and `dropped` counts the rest, root by root. `is_differentiated` says that a backward of the step was
-    recorded (`create_graph`), so that there may have been a backward through it. Forwards without gradient are never
-    kept. Arguments, outputs and gradients are kept by reference, generators and changing buffers as copies.
+    recorded (`create_graph`), so that there may have been a backward through it; `is_transformed`, that a forward ran
+    in a transform of torch.func, which keeps it to itself. Forwards without gradient are never kept. Arguments,
+    outputs and gradients are kept by reference, generators and changing buffers as copies.
     """
 
     tripped = False  # a fault costs one forward, not those that follow
@@ -138,7 +139,7 @@ class ForwardKeeper:
         self.dropped = [0] * len(self.stages)
         self.muted = False
         self.error = ""
-        self.is_differentiated = False
+        self.is_differentiated = self.is_transformed = False
         self._replayable = replayable or Replayable()
         self._memory_bytes = memory_bytes
         self.devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
@@ -181,7 +182,7 @@ class ForwardKeeper:
         self.forwards.clear()
         self.dropped = [0] * len(self.stages)
         self.error = ""
-        self.is_differentiated = False
+        self.is_differentiated = self.is_transformed = False
         self._current = None
 
     def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
@@ -206,6 +207,7 @@ class ForwardKeeper:
         if self.muted or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
         if is_traced():  # what is copied here would become part of the trace
+            self.is_transformed |= torch._C._functorch.peek_interpreter_stack() is not None
             return
         root = self._roots[stage]
         handed = root.handed_values() if root.handed else []

@@ -33,6 +33,7 @@ from trainermon.dump.files.records import BACKWARD, FORWARD, DumpInfo
 from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.replayable import Replayable
+from trainermon.replay.absent import absent_from_replay
 from trainermon.replay.agreement import DisagreedError, ReplayAgreement, ReplayVote
 from trainermon.replay.changes import changed, fingerprint, verdict_on
 from trainermon.replay.in_float64 import Float64Calls, GradientCheck, stem_of
@@ -350,6 +351,7 @@ class StepKeeper:
                 micro_steps=outcome.micro_steps,
                 aborted="" if outcome.status is DumpStatus.CLEAN else outcome.status.value,
                 uncovered="; ".join(filter(None, [uncovered, outcome.reason])),
+                absent=absent_from_replay(self._keeper),
                 reproduced=outcome.reproduced,
                 lost_nonfinite=outcome.lost_nonfinite,
                 notes=(*writer.info.notes, *(notes if self._compiled else ())),
@@ -392,10 +394,7 @@ class StepKeeper:
             parts.append(f"the first {number} micro steps did not fit the budget of {mebibytes:g} MiB")
         if self._keeper.error:
             parts.append(f"a forward was not kept: {self._keeper.error}")
-        if self._keeper.is_differentiated:
-            parts.append("a backward ran with create_graph, and the backward through it is not in the replay")
-        if any(getattr(stage.wrapper, "_comm_hooks", ()) for stage in self._stages):
-            parts.append("the gradients went through a communication hook, which is not in the replay")
+        parts += [f"the step had {found}, which is not in the replay" for found in absent_from_replay(self._keeper)]
         return "; ".join(parts)
 
 

@@ -184,6 +184,25 @@ def test_a_clean_replay_is_located_by_the_store_and_blames_the_device_only_where
     assert (diagnosis.classification.cause is NonfiniteCause.KERNEL) == is_suspect
 
 
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_what_the_step_had_and_no_replay_contains_is_the_headline_unless_a_forward_differed(tmp_path, is_suspect):
+    bad = {own("emb.weight"): ALL_NAN, own("h.0.up.weight"): ONE_INF, own("head.weight"): FINITE}
+    store(tmp_path, {5: {0: bad}}, modules=MODULES)
+    again = Reproducibility.NOT_REPRODUCIBLE if is_suspect else Reproducibility.REPRODUCIBLE
+    dump(tmp_path, 0, SOUND, reproducibility=again, absent=["a backward through a backward (create_graph)"])
+
+    diagnosis = diagnose(tmp_path)
+
+    if is_suspect:
+        assert diagnosis.headline == "A transient non-finite value appeared in h.0.up on rank 0 in step 5"
+        return
+    words = "a backward through a backward (create_graph)"
+    assert diagnosis.headline == f"A non-finite gradient likely came of {words} on rank 0 in step 5"
+    assert (diagnosis.module, diagnosis.rank) == ("", 0)
+    assert diagnosis.classification.cause is NonfiniteCause.UNKNOWN
+    assert f"the step had {words}, which no replay contains" in diagnosis.classification.reason
+
+
 def test_clean_replays_alone_still_mean_that_the_fault_was_not_reproduced(tmp_path):
     dump(tmp_path, 0, SOUND)
 

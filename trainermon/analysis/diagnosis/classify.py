@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainermon.analysis.diagnosis.bounds import proven_cause
 from trainermon.analysis.diagnosis.evidence import RankDump
@@ -66,6 +66,11 @@ def _classification(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
     )
 
 
+def absent_of(dumps: Iterable[RankDump]) -> str:
+    """Return in words what the steps of `dumps` had that no replay contains; "" if nothing is known."""
+    return " and ".join(dict.fromkeys(words for entry in dumps for words in entry.dump.info.absent))
+
+
 def suspects_device(dump: Dump) -> bool:
     """Return whether a replay says that the device, a kernel or a race is to blame: a forward came out otherwise.
 
@@ -78,7 +83,9 @@ def _not_again(dump: Dump) -> OperationVerdict:
     if dump.info.reproducibility in (Reproducibility.STATEFUL, Reproducibility.UNKNOWN) or not suspects_device(dump):
         why = dump.info.reproducibility_reason
         is_told = dump.info.reproducibility is not Reproducibility.REPRODUCIBLE and why
-        reason = f"the replay does not show the fault: {why if is_told else OUTSIDE_REPLAY}"
+        absent = " and ".join(dump.info.absent)
+        outside = f"the step had {absent}, which no replay contains" if absent else OUTSIDE_REPLAY
+        reason = f"the replay does not show the fault: {why if is_told else outside}"
         return OperationVerdict(
             operation="", cause=NonfiniteCause.UNKNOWN, reason=reason, evidence="the replay", collect=_MIX
         )

@@ -20,7 +20,7 @@ from trainermon.analysis.diagnosis.across import (
     with_hidden,
     without_handed,
 )
-from trainermon.analysis.diagnosis.classify import OUTSIDE_REPLAY, classified, suspects_device
+from trainermon.analysis.diagnosis.classify import OUTSIDE_REPLAY, absent_of, classified, suspects_device
 from trainermon.analysis.diagnosis.cut_off import followed_to_forward
 from trainermon.analysis.diagnosis.evidence import SURE_KINDS, NonfiniteRow, RankDump, StepEvidence, gather
 from trainermon.analysis.diagnosis.findings import (
@@ -366,17 +366,15 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         found.append(_sentence("; ".join(known) or OUTSIDE_REPLAY))
     if cut:
         found.append(f"The replay of {rank_list(cut)} did not come to its end")
-    why = ". ".join(found) or "No replay of the step was found"
-    what = f"{_WHAT[place.phase] if place.module else 'A non-finite value appeared'} {place.module}".rstrip()
-    if is_transient:
-        what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
-    where = f" on rank {place.rank}" if place.rank is not None else ""
+    absent = absent_of(of_rank) if is_clean and not is_transient else ""
+    if absent:  # in which order gradients were bad there, nobody knows
+        place = place._replace(module="")
     return Diagnosis(
         verdict=DiagnosisVerdict.NOT_REPRODUCED if is_clean else DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
-        headline=f"{what}{where} in step {evidence.step}",
-        reason=". ".join(filter(None, [why, _sentence(place.reason)])),
+        headline=f"{_what_of(place, absent, is_transient=is_transient)} in step {evidence.step}",
+        reason=". ".join([". ".join(found) or "No replay of the step was found", _sentence(place.reason)]),
         rank=place.rank,
         module=place.module,
         phase=place.phase,
@@ -387,6 +385,16 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
     )
 
 
+def _what_of(place: StoredPlace, absent: str, *, is_transient: bool) -> str:
+    """Return the headline of what is in no replay, up to the step; `absent` is what no replay contains."""
+    what = f"{_WHAT[place.phase] if place.module else 'A non-finite value appeared'} {place.module}".rstrip()
+    if is_transient:
+        what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
+    elif absent:
+        what = f"A non-finite gradient likely came of {absent}"
+    return what if place.rank is None else f"{what} on rank {place.rank}"
+
+
 def _not_in_model(
     evidence: StepEvidence, place: StoredPlace, replayed: Sequence[RankDump], started: Sequence[RankDump]
 ) -> Diagnosis:
@@ -395,6 +403,8 @@ def _not_in_model(
     what = f"{_WHAT[place.phase]} {place.module}" if place.module else _AFTER_BACKWARD[place.phase]
     where = f" on rank {place.rank}" if place.rank is not None else ""
     clean = f"The replay of {rank_list([entry.rank for entry in replayed])} is clean" if replayed else ""
+    if absent := absent_of(replayed):
+        clean += f"; the step had {absent}, which no replay contains"
     return Diagnosis(
         verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,

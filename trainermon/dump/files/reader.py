@@ -259,7 +259,7 @@ def _integer(digits: str) -> int | float:
 
 def _info(values: Mapping[str, Any]) -> DumpInfo:
     known = {name: value for name, value in values.items() if name in _INFO_FIELDS}
-    lists = {name: tuple(known.get(name, ())) for name in ("notes", "bad_shards", "float64_modules")}
+    lists = {name: tuple(known.get(name, ())) for name in ("notes", "absent", "bad_shards", "float64_modules")}
     verdicts: dict[str, Any] = {"operations": tuple(map(_operation, known.get("operations", ())))}
     if known.get("reproducibility") is not None:
         verdicts["reproducibility"] = Reproducibility(known["reproducibility"])

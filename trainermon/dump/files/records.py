@@ -170,6 +170,7 @@ class DumpInfo:
         float64_finite: Whether the step is finite with `float64_modules` computed in float64; None: not tried.
         float64_modules: Those modules.
         uncovered: Which micro steps were not replayed, or why the replay was given up.
+        absent: What the step had that no replay contains, each in words that follow "of".
         aborted: `refused` or `failed` if a replay was given up before its end; "".
         complete: False: the writer was killed.
         bytes_written: Bytes of lines and tensors.
@@ -202,6 +203,7 @@ class DumpInfo:
     float64_finite: bool | None = None
     float64_modules: tuple[str, ...] = ()
     uncovered: str = ""
+    absent: tuple[str, ...] = ()
     aborted: str = ""
     complete: bool = True
     bytes_written: int = 0
