@@ -189,3 +189,48 @@ def test_json_tells_of_the_replayed_step_what_the_text_does(run, capsys):
     found = json.loads(capsys.readouterr().out)
 
     assert (found["step"], found["rank"], found["verdict"]) == (8, 0, "located")
+
+
+SCRIPT_WITH_ARGUMENTS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, required={required})
+parser.add_argument("--bf16", action="store_true")
+args = parser.parse_args()
+from kept_model import Net
+def build():
+    assert parser.parse_args() == args
+    return Net(width=args.width or 4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "required", "said"),
+    [
+        (["--width", "4", "--bf16"], True, "again      reproducible"),
+        (["--width", "5"], True, "parameter first.weight is [4, 5], expected [4, 4]"),
+        ([], False, "again      reproducible"),
+        (None, False, "again      reproducible"),
+        (None, True, "the script ended with status 2 when it was imported with no arguments, as the run kept none"),
+        (
+            ["--other"],
+            False,
+            "the script ended with status 2 when it was imported with the arguments of the run, --other",
+        ),
+    ],
+)
+def test_the_script_gets_its_own_arguments_and_not_ours(run, capsys, kept, required, said):
+    Path("with_arguments.py").write_text(SCRIPT_WITH_ARGUMENTS.format(required=required))
+    ranks = run / "ranks"
+    ranks.mkdir()
+    environment = {} if kept is None else {"arguments": kept}
+    (ranks / "rank00000.json").write_text(json.dumps({"rank": 0, "environment": environment}))
+    words = ["replay", str(run), "--model", "with_arguments.py:build", "--task", "statistics"]
+    before = [*sys.argv]
+
+    cli.main(words)
+
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    assert sys.argv == before
+    sys.modules.pop("with_arguments", None)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -196,6 +197,7 @@ def test_run_files_say_who_runs_and_hold_no_more_of_the_environment_than_setting
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     monkeypatch.setenv("SOMETHING_ELSE", "hunter2")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1", "--bf16", "--api-key", "hunter2", "--as=hunter2"])
     model, optimizer = parts()
     with TrainerMon(QUIET) as monitor:
         monitor.set_monitor(model, optimizer)
@@ -206,6 +208,13 @@ def test_run_files_say_who_runs_and_hold_no_more_of_the_environment_than_setting
     assert rank["accelerator"] is None
     assert rank["environment"]["variables"]["NCCL_ALGO"] == "Ring"
     assert rank["environment"]["torch"]["version"] == torch.__version__
+    assert rank["environment"]["arguments"] == [
+        *("--lr", "0.1", "--bf16", "--api-key", "<redacted>", "--as=<redacted>")
+    ]
+    kept = rank["environment"]["hyperparameters"]
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    assert kept.pop("optimizer.class") == type(optimizer).__name__
+    assert kept == json.loads(json.dumps({f"optimizer.{name}": value for name, value in groups[0].items()}))
     assert "SOMETHING_ELSE" not in str(rank)
     assert json.loads((directory / "run.json").read_text())["world_size"] == 1
     written = [path for path in directory.rglob("*") if path.is_file()]

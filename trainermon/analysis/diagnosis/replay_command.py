@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,9 @@ def main(args: argparse.Namespace) -> int:
     run_dir = find_run(args.run)
     place = find_kept(run_dir, step=args.step, rank=args.rank)
     info = read_dump(place).info
-    build = find_builder(args.model)
     out = args.out or run_dir / "reports" / f"replay-step{info.step}-rank{info.rank}"
     with ProgressBar(f"running step {info.step} again"):
-        result = _replay(place / KEPT_FILE, build, info, args, out)
+        result = _replay(place / KEPT_FILE, run_dir, info, args, out)
     if result.dump is None or result.status in ("refused", "failed"):
         sys.stderr.write(f"trainermon replay: {result.status}: {result.reason}\n")
         return 1
@@ -139,13 +139,46 @@ def find_builder(name: str) -> Callable[[], nn.Module]:
     return function
 
 
-def _replay(path: Path, build: Callable[[], nn.Module], info: DumpInfo, args: argparse.Namespace, out: Path) -> Any:
+@contextlib.contextmanager
+def _arguments_of(run_dir: Path, rank: int | None, name: str) -> Iterator[None]:
+    """Have the script's own arguments in `sys.argv`, as the run kept them, none if it did not; ours are not its.
+
+    Raises:
+        DumpError: The script ended, as argparse does that is not given what it needs.
+    """
+    arguments = kept_arguments(run_dir, rank or 0)
+    before, sys.argv = sys.argv, [name.partition(":")[0], *(arguments or [])]
+    try:
+        yield
+    except SystemExit as error:
+        given = f"the arguments of the run, {' '.join(arguments)}" if arguments else "no arguments"
+        kept = "" if arguments is not None else ", as the run kept none (`environment: false`, or an older version)"
+        raise DumpError(
+            f"--model {name}: the script ended with status {error.code} when it was imported with {given}{kept}:"
+            " put what trains below `if __name__ == '__main__'`"
+        ) from error
+    finally:
+        sys.argv = before
+
+
+def kept_arguments(run_dir: Path, rank: int) -> list[str] | None:
+    """Return the arguments that a rank's script had, without secrets; None if the run kept none."""
+    try:
+        about = json.loads((run_dir / "ranks" / f"rank{rank:05d}.json").read_bytes())
+        found = (about.get("environment") or {}).get("arguments")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return list(map(str, found)) if isinstance(found, list) else None
+
+
+def _replay(path: Path, run_dir: Path, info: DumpInfo, args: argparse.Namespace, out: Path) -> Any:
     from torch import nn
 
     from trainermon.replay.kept_step import load_step
     from trainermon.replay.replay import StepExamination, StepKeeper
 
-    model = build()
+    with _arguments_of(run_dir, info.rank, args.model):
+        model = find_builder(args.model)()
     if not isinstance(model, nn.Module):
         raise DumpError(f"--model {args.model} returned a {type(model).__name__}, expected a torch.nn.Module")
     step = load_step(path, model, args.device)

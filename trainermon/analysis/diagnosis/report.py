@@ -80,7 +80,7 @@ def _settings(differences: Sequence[str]) -> Iterator[str]:
     if not differences:
         return
     verb = "setting differs" if len(differences) == 1 else "settings differ"
-    yield f"{len(differences)} {verb}, look there first:"
+    yield f"{len(differences)} {verb}, look there first, what follows may come of it:"
     yield from ("  " + textwrap.shorten(text, WIDTH + 40, placeholder=" …") for text in differences[:_MAX_SETTINGS])
     if len(differences) > _MAX_SETTINGS:
         yield f"and {len(differences) - _MAX_SETTINGS} more: trainermon env compare"

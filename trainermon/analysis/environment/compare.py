@@ -53,7 +53,8 @@ def compare_packs(one: EnvironmentPack, other: EnvironmentPack, rules: LevelRule
         has = [_has(pack, section) for pack in (one, other)]
         if all(has):
             compare = _OF_RANKS.get(section)
-            rows += compare(one, other, rules) if compare else _compare(section, one, other, rules)
+            found = compare(one, other, rules) if compare else _compare(section, one, other, rules)
+            rows += [row for row in found if None not in row.names] if _is_part(section, one, other) else found
         elif any(has) and not (is_of_run and section not in _has_all(one, other)):
             rows.append(_not_collected(section, has_first=has[0], rules=rules))
     ordered = in_order(rows)
@@ -64,6 +65,11 @@ def compare_packs(one: EnvironmentPack, other: EnvironmentPack, rules: LevelRule
     }
     notes = tuple(f"{pack.source}: {note}" for pack in (one, other) for note in pack.notes)
     return EnvironmentComparison(sources=(one.source, other.source), rows=ordered, sections=levels, notes=notes)
+
+
+def _is_part(section: str, one: EnvironmentPack, other: EnvironmentPack) -> bool:
+    """Return whether a run and a pack know others of these settings: what the job got, and what its scripts say."""
+    return section == "hyperparameters" and (one.origin == "run") != (other.origin == "run")
 
 
 def _has(pack: EnvironmentPack, section: str) -> bool:

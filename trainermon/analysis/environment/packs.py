@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.analysis.environment.files import JSON, LOGS, TOML, YAML
+from trainermon.analysis.environment.launchers import options_of
 from trainermon.core.environment.pack import ABOUT, FORMAT, SECTIONS, VERSION, EnvironmentPack
 from trainermon.core.errors import PackError
 
@@ -188,7 +189,7 @@ def _read_run(path: Path) -> EnvironmentPack:
         about = _about_rank(file)
         if about.get("environment") is not None:
             ranks[int(about["rank"])] = {"layout": _layout(about)}
-            sections = sections or dict(about["environment"])
+            sections = sections or _kept(about["environment"])
     if not ranks:
         runs = sorted({str(file.parents[1]) for file in path.glob("*/ranks/rank*.json")})
         if runs:
@@ -196,6 +197,15 @@ def _read_run(path: Path) -> EnvironmentPack:
         raise PackError(f"{path}: no settings of an environment in ranks/; expected a run with `environment: true`")
     _take_first_rank(sections, ranks, "layout")
     return EnvironmentPack(source=str(path), origin="run", sections=sections, ranks=ranks)
+
+
+def _kept(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rank kept by section; the arguments of its script are hyperparameters."""
+    sections = {name: section for name, section in environment.items() if isinstance(section, Mapping)}
+    arguments = environment.get("arguments")
+    if isinstance(arguments, list):
+        sections["hyperparameters"] = {**sections.get("hyperparameters", {}), **options_of(list(map(str, arguments)))}
+    return sections
 
 
 def _about_rank(file: Path) -> dict[str, Any]:

@@ -68,6 +68,11 @@ BUILT_IN = (
             "*wandb*",
             "*output_dir",
             "*save*",
+            "*run_name",
+            "*run_id",
+            "*log_dir",
+            "*logdir",
+            *("out", "output", "outdir", "out_dir"),
         )
     ),
     LevelRule("layout", "*batch*", _ERROR),

@@ -279,7 +279,7 @@ def same_value(one: Any, other: Any) -> bool:
         return _as_bool(one) is not None and _as_bool(one) == _as_bool(other)
     if one is None or other is None:
         return all(value is None or str(value).lower() in ("none", "null") for value in (one, other))
-    numbers = [_as_number(value) for value in (one, other)]
+    numbers = [as_number(value) for value in (one, other)]
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1] or (math.isnan(numbers[0]) and math.isnan(numbers[1]))
     words = [str(value).strip().lower() for value in (one, other)]
@@ -291,7 +291,12 @@ def _as_bool(value: Any) -> bool | None:
     return True if word in _TRUE else False if word in _FALSE else None
 
 
-def _as_number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return the number that a value is, however it is written; None if it is none.
+
+    >>> as_number("1e-4"), as_number("fp16")
+    (0.0001, None)
+    """
     if isinstance(value, str) and "_" in value:
         return None
     try:

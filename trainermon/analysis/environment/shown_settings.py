@@ -11,6 +11,7 @@ from torch import nn
 
 from trainermon.analysis.environment.files import flattened
 from trainermon.core.topology import find_coordinates
+from trainermon.monitor.environment.kept_settings import groups_of
 from trainermon.monitor.taps.training import Training
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -42,9 +43,7 @@ def _sources(models: Sequence[nn.Module], optimizer: Any) -> Iterator[tuple[str,
         yield "model", as_dict()
     if isinstance(getattr(model, "config", None), Mapping):  # DeepSpeed's engine
         yield "deepspeed", dict(model.config)  # type: ignore[arg-type]  # a Mapping
-    for number, group in enumerate(getattr(optimizer, "param_groups", [])):
-        name = f"optimizer.group{number}" if number else "optimizer"
-        yield name, {key: value for key, value in group.items() if key != "params"}
+    yield from groups_of(optimizer)
 
 
 def _of_trainer() -> Iterator[tuple[str, Any]]:

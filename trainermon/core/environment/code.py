@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainermon.core.environment.secrets import Redactor
@@ -59,3 +59,10 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def script_arguments(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the arguments of a script without secrets, those of its environment among them."""
+    redactor = Redactor()
+    redactor.learn(environ)
+    return redactor.arguments(words)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+from trainermon.core.environment.code import script_arguments
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.environment.variables import allowed_settings
 from trainermon.monitor.environment.torch_settings import torch_settings
@@ -30,13 +32,39 @@ _PACKAGES = {
 """Packages that compute, by the module that says whether they are used."""
 
 
-def kept_settings() -> dict[str, Any]:
-    """Return variables of the allow-list, switches of torch, and versions of packages that compute, by section."""
+_MAX_GROUPS = 16
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def kept_settings(optimizer: Any) -> dict[str, Any]:
+    """Return variables of the allow-list, switches of torch, versions of packages that compute, by section.
+
+    Beside them the arguments of the script, without secrets, and the settings of the optimizer; tensors are not read.
+    """
     return {
+        "arguments": script_arguments(sys.argv[1:], os.environ),
+        "hyperparameters": dict(_settings_of(optimizer)),
         "variables": allowed_settings(os.environ, Redactor()),
         "torch": torch_settings(),
         "packages": {name: {"version": _version(name)} for module, name in _PACKAGES.items() if module in sys.modules},
     }
+
+
+def groups_of(optimizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the settings of each parameter group of an optimizer, with a name for them, the first 16 groups."""
+    for number, group in enumerate(list(getattr(optimizer, "param_groups", None) or [])[:_MAX_GROUPS]):
+        name = f"optimizer.group{number}" if number else "optimizer"
+        yield name, {key: value for key, value in group.items() if key != "params"}
+
+
+def _settings_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    yield "optimizer.class", type(optimizer).__name__
+    for name, group in groups_of(optimizer):
+        for key, value in group.items():
+            if isinstance(value, _SCALARS):
+                yield f"{name}.{key}", value
+            elif isinstance(value, tuple | list) and all(isinstance(part, _SCALARS) for part in value):
+                yield f"{name}.{key}", list(value)
 
 
 def _version(name: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import mindspore
 from mindspore.communication import GlobalComm, get_group_size, get_local_rank, get_local_rank_size, get_rank
 
+from trainermon.core.environment.code import script_arguments
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.environment.variables import allowed_settings
 from trainermon.core.values import Coordinates
@@ -40,8 +42,12 @@ def find_coordinates(groups: Mapping[str, Any], environ: Mapping[str, str] = os.
 
 
 def kept_settings() -> dict[str, Any]:
-    """Return variables of the allow-list, switches of MindSpore, and versions of packages that compute, by section."""
+    """Return variables of the allow-list, switches of MindSpore, and versions of packages that compute, by section.
+
+    Beside them the arguments of the script, without secrets.
+    """
     return {
+        "arguments": script_arguments(sys.argv[1:], os.environ),
         "variables": allowed_settings(os.environ, Redactor()),
         "mindspore": {
             "mode": "graph" if mindspore.get_context("mode") == mindspore.GRAPH_MODE else "pynative",

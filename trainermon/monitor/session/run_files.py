@@ -1,6 +1,7 @@
 """What a rank writes beside its journal: who it is, what the run is, what the agent is told.
 
-Of the environment it keeps what the allow-list names, see `core/environment/variables.py`, and nothing else.
+Of the environment it keeps what the allow-list names, see `core/environment/variables.py`, the arguments of the script
+without secrets, and nothing else.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
         diagnosis = dataclasses.replace(
             with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
             gradient_chain=gradient_chain(ours.path, theirs.path),
-            setting_differences=setting_differences(ours.path, theirs.path),
+            setting_differences=setting_differences(ours.path, theirs.path, diagnosis.step),
         )
     return dataclasses.replace(
         diagnosis,

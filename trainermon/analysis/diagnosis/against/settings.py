@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+from trainermon.analysis.diagnosis.evidence import open_store
 from trainermon.analysis.environment.compare import compare_packs
 from trainermon.analysis.environment.differences import DifferenceLevel, SettingDifference
 from trainermon.analysis.environment.packs import read_pack
 from trainermon.analysis.environment.rules import LevelRules
 from trainermon.analysis.environment.screen import shown_value
+from trainermon.analysis.environment.settings import as_number, canonical_name
 from trainermon.core.errors import PackError
 
+HYPERPARAMETERS = "hyperparameters"
+_RATE = "learning_rate"
+_SAME = 1e-6  # what float32 keeps of a rate
+_RATES = """
+    SELECT step, max(learning_rate) FROM step_values
+    WHERE learning_rate IS NOT NULL GROUP BY attempt, step ORDER BY attempt, step
+"""
 
-def setting_differences(run: Path, reference: Path) -> tuple[str, ...]:
+
+def setting_differences(run: Path, reference: Path, step: int | None = None) -> tuple[str, ...]:
     """Return the settings that differ and may change numbers, the gravest first, as texts: here, then in the reference.
 
-    Empty if none does, or a run kept none (`environment: false`, or an older version).
+    Of one gravity hyperparameters come first, each once: an option of the script, and not what the optimizer has of it.
+    The stored learning rates tell where no setting does, if they differ by `step`, the first on which values do: what
+    comes later may follow from these. Empty if nothing differs, or is known.
     """
+    rows = _rows(run, reference)
+    rate = _rate_difference(run, reference, step) if _RATE not in map(_meaning, rows) else None
+    return (*([rate] if rate else []), *map(_text, rows))
+
+
+def _rows(run: Path, reference: Path) -> list[SettingDifference]:
     try:
         comparison = compare_packs(read_pack(run), read_pack(reference), LevelRules())
     except PackError:
-        return ()
-    rows = comparison.of(DifferenceLevel.ERROR) + comparison.of(DifferenceLevel.WARNING)
-    return tuple(map(_text, rows))
+        return []
+    found: dict[tuple[str, ...], SettingDifference] = {}
+    for level in (DifferenceLevel.ERROR, DifferenceLevel.WARNING):
+        for row in sorted(comparison.of(level), key=lambda row: (row.section != HYPERPARAMETERS, "." in row.name)):
+            found.setdefault((row.section, _meaning(row), *map(_number_or_text, row.values)), row)
+    return list(found.values())
+
+
+def _meaning(row: SettingDifference) -> str:
+    """Return what a setting is called wherever it stands: `optimizer.lr` and `lr` are one."""
+    if row.section != HYPERPARAMETERS:
+        return row.name
+    last = canonical_name(row.name).rpartition(".")[2]
+    return _RATE if last == "initial_lr" else last  # what schedulers of torch keep of it
+
+
+def _number_or_text(value: object) -> str:
+    number = as_number(value)
+    return str(value if number is None else number)
 
 
 def _text(row: SettingDifference) -> str:
     here, there = map(shown_value, row.values)
-    return f"{row.section}: {row.name} is {here}, in the reference {there}"
+    other = f"{row.names[1]} {there}" if None not in row.names and row.names[0] != row.names[1] else there
+    return f"{row.section}: {row.name} is {here}, in the reference {other}"
+
+
+def _rate_difference(run: Path, reference: Path, step: int | None) -> str | None:
+    """Return the first step on which the largest learning rates of two runs differ, and both; None if none does."""
+    with open_store(run) as ours, open_store(reference) as theirs:
+        if ours is None or theirs is None:
+            return None
+        rates, others = (dict(side.execute(_RATES).fetchall()) for side in (ours, theirs))
+    apart = [
+        at for at in sorted(rates.keys() & others.keys()) if not math.isclose(rates[at], others[at], rel_tol=_SAME)
+    ]
+    if not apart or (step is not None and apart[0] > step):
+        return None
+    at = apart[0]
+    return f"learning rate is {rates[at]:.6g} on step {at}, in the reference {others[at]:.6g}"

@@ -89,6 +89,9 @@ def _head(diagnosis: Diagnosis) -> Iterator[str]:
     calm = diagnosis.verdict in (DiagnosisVerdict.FINITE, DiagnosisVerdict.EQUAL, DiagnosisVerdict.NO_EVIDENCE)
     reference = f" · against <code>{text(diagnosis.reference)}</code>" if diagnosis.reference else ""
     yield f'<div class="dim">run <code>{text(diagnosis.run_id)}</code>{reference}</div>'
+    if diagnosis.setting_differences:
+        yield "<p><b>Settings that differ, what follows may come of them:</b></p>"
+        yield _list(diagnosis.setting_differences)
     yield f"<h1>{text(diagnosis.headline)}</h1>"
     yield f'<span class="badge{" calm" if calm else ""}">{_BADGES[diagnosis.verdict]}</span>'
     yield f"<p>{text(diagnosis.reason)}.</p>"
