@@ -362,8 +362,8 @@ class MonitorConfig(OutputConfig):
             or `off`: nothing.
         hang: When a rank is taken for hung, and how it may be looked into.
         environment: Keep the settings that change numbers or speed in `ranks/rank*.json`: variables of the allow-list,
-            switches of torch, versions of packages that compute, the script's arguments without secrets, the optimizer's
-            settings. Nothing else of the environment is ever kept.
+            switches of torch, versions of packages that compute, the script's arguments without secrets, and
+            settings of the optimizer. Nothing else of the environment is ever kept.
     """
 
     framework: str | None = None

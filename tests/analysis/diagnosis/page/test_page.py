@@ -181,6 +181,15 @@ def test_every_field_is_shown(tmp_path):
         assert text in page
 
 
+def test_settings_that_differ_stand_before_what_may_follow_from_them(tmp_path):
+    settings = ("hyperparameters: lr is 2, in the reference 1",)
+    found = dataclasses.replace(everything("word"), headline="What follows", setting_differences=settings)
+
+    text = Page(render_page(tmp_path, found)).text
+
+    assert 0 <= text.index(settings[0]) < text.rindex("What follows")
+
+
 def test_nothing_is_loaded_from_elsewhere(tmp_path):
     content = render_page(tmp_path, everything("word"))
 
