@@ -12,10 +12,10 @@ from benchmarks.dump_pairs.cases import LEVELS, Case, cases_of
 from benchmarks.dump_pairs.faults import Truth
 from benchmarks.dump_pairs.record import folder_of, label_of
 from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.answer.remarks import first_unequal
+from trainermon.analysis.compare.answer.summary import headline
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.mappings import NameMappings
-from trainermon.analysis.compare.remarks import first_unequal
-from trainermon.analysis.compare.summary import headline
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 

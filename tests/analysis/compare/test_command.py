@@ -21,11 +21,13 @@ def test_the_summary_is_one_screen_and_begins_with_the_cause(capsys):
     assert main(["compare", FAULTY, SOUND]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("The first difference arose in Module.layers.1.Block.forward.0: what it gave to ")
+    assert lines[0].startswith(
+        "The first difference arose in Module.layers.1.Block.forward.0, record_with_msprobe.py:41: what it gave to "
+    )
     assert "rows      1 error, 144 warning, 101 pass, 6 unmatched" in lines
     assert any("record_with_msprobe.py" in line for line in lines if line.startswith("called in"))
     assert len(lines) <= 40
-    assert max(map(len, lines)) <= 180
+    assert max(map(len, lines[1:])) <= 180
 
 
 @pytest.mark.parametrize("name", FORMATS)

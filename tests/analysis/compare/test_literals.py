@@ -6,9 +6,9 @@ import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare import compare
+from trainermon.analysis.compare.answer.summary import causes_of, headline
 from trainermon.analysis.compare.output.advisor import advisor_text
 from trainermon.analysis.compare.output.files import as_document
-from trainermon.analysis.compare.summary import causes_of, headline
 
 FC, MUL, BLOCK = "Module.fc.Linear.forward.0", "Tensor.__mul__.3.forward", "Module.b.Block.forward.0"
 FRAMES = [

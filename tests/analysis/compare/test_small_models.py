@@ -5,8 +5,8 @@ import torch
 
 from tests.analysis.compare.small_models import FAMILIES, build, record
 from trainermon.analysis.compare import CompareOptions, Mode, compare
-from trainermon.analysis.compare.remarks import first_unequal
-from trainermon.analysis.compare.summary import causes_of, headline
+from trainermon.analysis.compare.answer.remarks import first_unequal
+from trainermon.analysis.compare.answer.summary import causes_of, headline
 from trainermon.dump.files.reader import split_key
 
 FAULTY = {

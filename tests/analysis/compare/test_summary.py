@@ -9,8 +9,7 @@ import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare import compare
-from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
-from trainermon.analysis.compare.summary import (
+from trainermon.analysis.compare.answer.summary import (
     RESULTS,
     ComparisonOutcome,
     failed,
@@ -18,6 +17,7 @@ from trainermon.analysis.compare.summary import (
     render_text,
     summarise,
 )
+from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
 
 LINEAR = "Module.fc.Linear.forward.0"
 

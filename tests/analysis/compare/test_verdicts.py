@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.answer.summary import headline
 from trainermon.analysis.compare.items import DumpCall, DumpRow
 from trainermon.analysis.compare.noise import MAX_ROUNDING, ROUNDOFF, least_rounding, rounding
-from trainermon.analysis.compare.summary import headline
 from trainermon.analysis.compare.verdicts import ERROR
 
 SHAPE = [4, 64]

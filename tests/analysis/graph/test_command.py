@@ -122,7 +122,10 @@ def test_of_several_dumps_the_first_with_a_finding_is_shown(tmp_path, capsys):
     main(["graph", str(tmp_path)])
 
     sentence, table, tree = capsys.readouterr().out.split("\n\n", 2)
-    assert sentence == "Step 0, rank 1: the first value that is not finite arose in mul_ (forward)."
+    assert sentence == (
+        "Step 0, rank 1: the first value that is not finite arose in mul_ (forward) in layers.1 (Block), "
+        "record_with_msprobe.py:27."
+    )
     assert "step0 rank1  107    The first value that is not finite arose in mul_" in table.splitlines()[1]
     assert "step0 rank0  105    Everything is finite." in table.splitlines()[2]
     assert "▲ mul_" in tree
@@ -134,7 +137,7 @@ def test_ranks_that_say_the_same_share_a_row_below_the_one_that_does_not(tmp_pat
         shutil.copytree(next(Path(source).rglob("rank0")), tmp_path / "step0" / f"rank{rank}")
 
     main(["graph", str(tmp_path), "--json"])
-    firsts = [one["label"] for one in json.loads(capsys.readouterr().out) if one["first"]]
+    documents = json.loads(capsys.readouterr().out)
     main(["graph", str(tmp_path)])
 
     _, table, _ = capsys.readouterr().out.split("\n\n", 2)
@@ -142,7 +145,9 @@ def test_ranks_that_say_the_same_share_a_row_below_the_one_that_does_not(tmp_pat
         "step0 rank17",
         "step0 rank0 and 18 more",
     ]
-    assert firsts == ["step0 rank17"]
+    assert [one["label"] for one in documents if one["first"]] == ["step0 rank17"] == [documents[0]["label"]]
+    (answer,) = {one["answer"] for one in documents}
+    assert answer.startswith("Step 0, rank 17: the first value that is not finite arose in mul_ (forward) in layers.1")
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(capsys):

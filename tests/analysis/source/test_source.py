@@ -232,3 +232,21 @@ def test_a_page_with_another_ending_is_refused_before_anything_is_read(tmp_path,
 
     assert "x.pdf cannot be written: expected a name that ends in .html" in capsys.readouterr().err
     assert not (tmp_path / "x.pdf").exists()
+
+
+HELPED = """
+def twice(x):
+    return x * 2.0
+
+
+"""
+
+
+def test_of_a_helper_that_several_modules_run_the_module_is_named(tmp_path, capsys):
+    text = SCRIPT.replace("class ", f"{HELPED}class ", 1).replace(RELU, "        h = twice(torch.relu(h))")
+    number = line_of(text, "return x * 2.0")
+    infinite = trained(tmp_path / "infinite", text.replace("x * 2.0", "x * float('inf')"))
+    (line,) = [one for one in document(capsys, infinite)["lines"] if one["messages"] and one["line"] == number]
+    assert [one["module"] for one in line["messages"]] == ["blocks.0 (Block)"]
+    assert main(["source", str(infinite)]) == 0
+    assert " in blocks.0 (Block): " in capsys.readouterr().out

@@ -49,7 +49,9 @@ def test_each_dump_leads_to_its_graph(run: Any, page: Page) -> None:
     assert page.text_content("#sentence") == "Everything is finite."
     assert "step8 rank0" in str(page.text_content("#facts"))
     page.get_by_label("step and rank").select_option(label="▲ step7 rank0")
-    expect(page.locator("#sentence")).to_have_text("The first value that is not finite arose in mul_ (forward).")
+    expect(page.locator("#sentence")).to_have_text(
+        "The first value that is not finite arose in mul_ (forward) in layers.1 (Block), record_with_msprobe.py:27."
+    )
     expect(page.locator("#panel table")).to_contain_text("NaN")
 
 

@@ -30,7 +30,9 @@ def test_the_first_screen_shows_where_it_began(open_graph: OpenGraph) -> None:
 def test_what_is_not_finite_is_shown_without_another_dump(open_graph: OpenGraph) -> None:
     page = open_graph("nan")
 
-    assert page.text_content("#sentence") == "The first value that is not finite arose in mul_ (forward)."
+    assert page.text_content("#sentence") == (
+        "The first value that is not finite arose in mul_ (forward) in layers.1 (Block), record_with_msprobe.py:27."
+    )
     assert page.text_content(SELECTED).strip() == "mul_"
     assert "NaN" in page.text_content("#panel table")
 

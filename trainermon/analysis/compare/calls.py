@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from trainermon.analysis.compare.answer.summary import ComparisonOutcome
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.distributed import outcomes
 from trainermon.analysis.compare.inputs import is_compare_input, read_compare_input
 from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.output.files import OutputDestination, write_files
-from trainermon.analysis.compare.summary import ComparisonOutcome
 from trainermon.core.errors import ConfigError
 from trainermon.dashboards.graph_notes import read_notes
 

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from trainermon.analysis.compare.answer.summary import render_text
 from trainermon.analysis.compare.comparison import CompareOptions, Mode
 from trainermon.analysis.compare.distributed import documents, outcomes
 from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
-from trainermon.analysis.compare.summary import render_text
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.manners import has_colour

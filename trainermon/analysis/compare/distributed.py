@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainermon.analysis.compare.answer.summary import RESULTS, ComparisonOutcome, failed, summarise
 from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.merging.places import PlacePair
 from trainermon.analysis.compare.output.files import OutputDestination, as_document, write_files
 from trainermon.analysis.compare.ray_pool import ray_map
-from trainermon.analysis.compare.summary import RESULTS, ComparisonOutcome, failed, summarise
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.interrupts import end_workers, leave_interrupts
 from trainermon.core.terminal.progress import Report, no_report

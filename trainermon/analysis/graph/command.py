@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
+from trainermon.analysis.compare.answer.summary import placed
 from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
 from trainermon.analysis.compare.mappings import write_matches
 from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
-from trainermon.analysis.compare.summary import placed
 from trainermon.analysis.graph.chosen import MAX_NEAR
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
@@ -313,9 +314,7 @@ def _show(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
     if args.node is not None and all(one.chosen is None for one in told):
         raise DumpError(f"no graph has a node {args.node!r}; {_near(told)}")
     if args.json:
-        first = _shown(told)
-        documents = [{**(one.document or {}), "label": one.label, "first": one is first} for one in told]
-        sys.stdout.write(json.dumps(documents, indent=1) + "\n")
+        sys.stdout.write(json.dumps(_documents(told), indent=1) + "\n")
     else:
         sys.stdout.write(_screen(told))
     if args.output is not None:
@@ -358,10 +357,22 @@ def _shown(reports: Sequence[GraphReport]) -> GraphReport:
     return known[first_of([one.began for one in known])]
 
 
+def _answer(reports: Sequence[GraphReport]) -> str:
+    """Return the sentence on all graphs: that of the one in which it began, of several with its step and rank."""
+    shown = _shown(reports)
+    return placed(shown.label, shown.sentence) if len(reports) > 1 else shown.sentence
+
+
+def _documents(reports: Sequence[GraphReport]) -> list[dict[str, Any]]:
+    """Return the documents of all graphs, that in which it began before the others; each has the answer on all."""
+    first, answer = _shown(reports), _answer(reports)
+    ranked = [first, *(one for one in reports if one is not first)]
+    return [{"answer": answer, "label": one.label, "first": one is first, **(one.document or {})} for one in ranked]
+
+
 def _screen(reports: Sequence[GraphReport]) -> str:
     """Return the answer, which graphs have something to say where there are several, and the tree of the first."""
-    shown = _shown(reports)
-    sentence = printable(placed(shown.label, shown.sentence) if len(reports) > 1 else shown.sentence)
+    shown, sentence = _shown(reports), printable(_answer(reports))
     lines = [f"\033[1m{sentence}\033[0m" if has_colour() else sentence]
     if len(reports) > 1:
         lines += ["", *_overview(reports)]

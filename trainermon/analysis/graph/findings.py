@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainermon.analysis.compare.answer.frozen import frozen_parameters
+from trainermon.analysis.compare.answer.remarks import first_differing
+from trainermon.analysis.compare.answer.summary import causes_of, headline
+from trainermon.analysis.compare.answer.whereabouts import lines_of
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.frozen import frozen_parameters
-from trainermon.analysis.compare.remarks import first_differing
-from trainermon.analysis.compare.summary import causes_of, headline
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
-from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide
+from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide, module_of
 from trainermon.analysis.graph.values import GraphValue, ValueUse
+from trainermon.dump.files.reader import read_stacks
 
 if TYPE_CHECKING:
     from trainermon.analysis.diagnosis.origin import Origin
@@ -43,6 +45,7 @@ _VERDICTS = {
     ERROR: NodeVerdict.ERROR,
 }
 _FROM_HERE = "the dumps differ from here on, and no call is to blame"
+_MODULES = ("Module.", "Cell.")
 _finite = attrgetter("is_finite")
 
 
@@ -86,7 +89,7 @@ def judge_alone(tree: GraphTree, *directories: Path) -> GraphFindings:
     nonfinite = nonfinite_of(tree)
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     errors = np.full(len(tree.nodes), np.nan)
-    origin, node = _first_origin(tree, directories) if nonfinite.any() else (None, None)
+    origin, node, where = _first_origin(tree, directories) if nonfinite.any() else (None, None, "")
     if origin is None:
         masked = int(nonfinite.sum())
         nothing = "Everything is finite." if len(tree.nodes) > 1 else f"No call was dumped in {directories[0]}."
@@ -94,9 +97,10 @@ def judge_alone(tree: GraphTree, *directories: Path) -> GraphFindings:
         return GraphFindings(sentence, (), verdicts, errors, nonfinite)
     verdicts[nonfinite] = NodeVerdict.WARNING
     if node is None:
-        return GraphFindings(f"{_first(origin)}.", (), verdicts, errors, nonfinite)
+        return GraphFindings(f"{_first(origin)}{where}.", (), verdicts, errors, nonfinite)
     verdicts[node] = NodeVerdict.BLAMED
-    return GraphFindings(f"{_first(origin)}.", (GraphFinding(node, origin.reason),), verdicts, errors, nonfinite)
+    finding = GraphFinding(node, origin.reason)
+    return GraphFindings(f"{_first(origin)}{where}.", (finding,), verdicts, errors, nonfinite)
 
 
 def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
@@ -183,12 +187,21 @@ def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:
     return nonfinite
 
 
-def _first_origin(tree: GraphTree, directories: Sequence[Path]) -> tuple[Origin | None, int | None]:
-    """Return the origin that stands first in the tree, and its node; of none that is in it the first."""
-    origins = [origin for origin in map(_origin, directories) if origin is not None]
-    placed = [(_node_of(tree, origin), origin) for origin in origins]
-    node, origin = min(placed, key=lambda one: math.inf if one[0] is None else one[0], default=(None, None))
-    return origin, node
+def _first_origin(tree: GraphTree, directories: Sequence[Path]) -> tuple[Origin | None, int | None, str]:
+    """Return the origin that stands first in the tree, its node, and where that is: of none in the tree the first."""
+    found = [(origin, directory) for directory in directories if (origin := _origin(directory)) is not None]
+    placed = [(_node_of(tree, origin), origin, directory) for origin, directory in found]
+    if not placed:
+        return None, None, ""
+    node, origin, directory = min(placed, key=lambda one: math.inf if one[0] is None else one[0])
+    return origin, node, _whereabouts(tree, node, origin, directory)
+
+
+def _whereabouts(tree: GraphTree, node: int | None, origin: Origin, directory: Path) -> str:
+    """Return the module that a function is in, and its lines, as they follow on its name; "" if nothing is known."""
+    module = "" if node is None or origin.key.startswith(_MODULES) else module_of(tree, node)
+    lines = lines_of(read_stacks(directory), origin.key)
+    return (f" in {module}" if module else "") + (f", {lines}" if lines else "")
 
 
 def _origin(directory: Path) -> Origin | None:

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from trainermon.analysis.compare.answer.summary import began_of
 from trainermon.analysis.compare.comparison import CompareOptions, pairs_of
 from trainermon.analysis.compare.merging.beginnings import Beginning, axes_at
-from trainermon.analysis.compare.summary import began_of
 from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.reading import DumpGraph, GraphPlace, find_graphs, read_graph
 from trainermon.analysis.graph.tree import GraphKind

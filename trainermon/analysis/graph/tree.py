@@ -100,6 +100,19 @@ class GraphTree:
         return replace(self, nodes=nodes)
 
 
+def module_of(tree: GraphTree, place: int) -> str:
+    """Return the innermost module that a node is in, or that it is, with its class: `layers.1.norm (RMSNorm)`.
+
+    "" if there is none.
+    """
+    while place > 0:
+        node = tree.nodes[place]
+        if node.kind is GraphKind.MODULE and node.call is not None:
+            return f"{node.call.module} ({node.call.class_name})"
+        place = int(tree.parents[place])
+    return ""
+
+
 def read_tree(directory: Path) -> GraphTree:
     """Return the tree of the dump in `directory`: of one rank and step, of any level.
 

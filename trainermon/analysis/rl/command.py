@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainermon.analysis.compare.summary import render_text, summarise
+from trainermon.analysis.compare.answer.summary import render_text, summarise
 from trainermon.analysis.rl.align import align
 from trainermon.analysis.rl.checkpoint_digest import digest_checkpoint
 from trainermon.analysis.rl.engine_names import NAMES

@@ -86,5 +86,5 @@ def _line(line: LineCalls) -> dict[str, Any]:
         "verdict": line.verdict.name.lower(),
         "error": line.error if math.isfinite(line.error) else None,
         "nonfinite": line.nonfinite,
-        "messages": [{"key": key, "message": said} for key, said in line.messages],
+        "messages": [{"key": one.key, "module": one.module, "message": one.text} for one in line.messages],
     }

@@ -5,13 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainermon.analysis.graph.findings import NodeVerdict
 from trainermon.analysis.graph.reading import DumpGraph
-from trainermon.analysis.graph.tree import GraphKind, NodeSide
+from trainermon.analysis.graph.tree import GraphKind, NodeSide, module_of
 from trainermon.dump.files.reader import stack_of
 from trainermon.dump.files.records import BACKWARD
 from trainermon.dump.files.sources import SourceFrame, is_library, parse_frame
+
+
+class LineMessage(NamedTuple):
+    """What is said of a call where something began.
+
+    Attributes:
+        key: The call's key.
+        module: The innermost module that it is in, or that it is, `layers.1.norm (RMSNorm)`; "" if none is known.
+        text: The sentence, without its name.
+    """
+
+    key: str
+    module: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The call, and the module that it is in: lines of a helper run in several."""
+        return self.key if not self.module or self.key.startswith("Module.") else f"{self.key} in {self.module}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +48,7 @@ class LineCalls:
         verdict: The worst verdict of any of them.
         error: Largest relative difference of their results; NaN: none is known.
         nonfinite: How many of them gave a value that is not finite.
-        messages: What is said of those where something began: the call's key, and the sentence; of several steps once.
+        messages: What is said of those where something began; of several steps once.
         is_nearest: Whether one of these was made in this very line, and not in what it called.
     """
 
@@ -41,7 +61,7 @@ class LineCalls:
     verdict: NodeVerdict = NodeVerdict.NONE
     error: float = math.nan
     nonfinite: int = 0
-    messages: tuple[tuple[str, str], ...] = ()
+    messages: tuple[LineMessage, ...] = ()
     is_nearest: bool = False
 
     @property
@@ -111,7 +131,8 @@ def _add(found: dict[tuple[str, int], LineCalls], graph: DumpGraph) -> None:
                 line.backwards += node.direction == BACKWARD and node.kind is not GraphKind.GRADIENTS
             if at in said and is_told:
                 line.is_nearest = line.is_nearest or depth == 0
-                message = (f"{node.call.key}{f'.{node.slot}' if node.slot else ''}", said[at])
+                key = f"{node.call.key}{f'.{node.slot}' if node.slot else ''}"
+                message = LineMessage(key, module_of(graph.tree, at), said[at])
                 line.messages += () if message in line.messages else (message,)
 
 

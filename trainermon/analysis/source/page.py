@@ -86,8 +86,8 @@ def _lines(report: SourceReport, lines: list[LineCalls]) -> str:
 
 
 def _said(line: LineCalls) -> Iterator[str]:
-    for key, said in line.messages[:3]:
-        yield f'<br><span class="dim">{text(key)}: {text(said)}</span>'
+    for one in line.messages[:3]:
+        yield f'<br><span class="dim">{text(one.name)}: {text(one.text)}</span>'
 
 
 def _file(report: SourceReport, file: str, *, is_open: bool) -> str:
@@ -117,7 +117,7 @@ def _rows(report: SourceReport, file: str, calls: dict[int, LineCalls]) -> Itera
             f"<i>{number}</i><b>{counts(line)}</b>"
             f'<b class="e">{measure(line, has_golden=report.has_golden)}</b>{shown}</div>'
         )
-        yield from (f'<div class="said">{text(key)}: {text(said)}</div>' for key, said in line.messages[:3])
+        yield from (f'<div class="said">{text(one.name)}: {text(one.text)}</div>' for one in line.messages[:3])
 
 
 def _diff_line(line: str) -> str:

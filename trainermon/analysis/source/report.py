@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from trainermon.analysis.compare.answer.summary import placed
 from trainermon.analysis.compare.comparison import CompareOptions
+from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
+from trainermon.analysis.graph.levels import began
 from trainermon.analysis.graph.reading import DumpGraph, read_graphs
 from trainermon.analysis.source.lines import LineCalls, lines_of
 from trainermon.core.errors import DumpError
@@ -93,18 +96,22 @@ def read_report(
 
 
 class _Seen:
-    """What is kept of graphs that go by one at a time: the first sentence on a fault, and the source code."""
+    """What is kept of graphs that go by one at a time: the sentence on where it began, and the source code."""
 
     def __init__(self) -> None:
-        self.sentence = ""
+        self._said: list[tuple[Beginning | None, str, str]] = []
         self.target: dict[str, SourceFile] = {}
         self.golden: dict[str, SourceFile] = {}
-        self._has_finding = False
+
+    @property
+    def sentence(self) -> str:
+        """What is said of the graph in which it began first; of several with its step and rank."""
+        _, label, sentence = self._said[first_of([one[0] for one in self._said])]
+        return placed(label, sentence) if len(self._said) > 1 else sentence
 
     def noting(self, graphs: Iterable[DumpGraph]) -> Iterator[DumpGraph]:
         for graph in graphs:
-            if not self.sentence or (graph.found.findings and not self._has_finding):
-                self.sentence, self._has_finding = graph.found.sentence, bool(graph.found.findings)
+            self._said.append((began(graph), graph.label, graph.found.sentence))
             for sources in graph.sources():
                 _add_files(self.target, sources)
             if graph.comparison is not None:

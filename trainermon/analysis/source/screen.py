@@ -60,7 +60,7 @@ def _worst(report: SourceReport) -> Iterator[str]:
         yield _head(report)
         for line in of_file:
             yield _row(line.line, report.texts[file].get(line.line, line.code).strip(), line, report)
-            yield from (f"{'':22}{printable(key)}: {printable(said)}" for key, said in line.messages[:3])
+            yield from (f"{'':22}{printable(one.name)}: {printable(one.text)}" for one in line.messages[:3])
         yield ""
     if len(wrong) > _MAX_WRONG:
         yield f"… and {len(wrong) - _MAX_WRONG:,} more lines"

@@ -11,8 +11,8 @@ from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.answer.remarks import first_differing
 from trainermon.analysis.compare.merging.splits import parse_sizes
-from trainermon.analysis.compare.remarks import first_differing
 from trainermon.cli import main
 from trainermon.core.errors import ConfigError, DumpError
 

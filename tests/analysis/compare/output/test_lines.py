@@ -14,6 +14,7 @@ from openpyxl.utils import get_column_letter
 from tests.analysis.compare.record import RECORDED
 from tests.analysis.compare.test_verdicts import chain
 from trainermon.analysis.compare import compare
+from trainermon.analysis.compare.answer.summary import headline
 from trainermon.analysis.compare.output import lines as lines_module
 from trainermon.analysis.compare.output.files import write_csv
 from trainermon.analysis.compare.output.tables import header, table
@@ -87,7 +88,7 @@ def test_rows_have_the_colour_of_their_result(tmp_path):
     (comparison,) = compare(RECORDED / "faulty", RECORDED / "sound")
     write_xlsx(comparison, tmp_path / "x.xlsx")
 
-    sheet = openpyxl.load_workbook(tmp_path / "x.xlsx").active
+    sheet = openpyxl.load_workbook(tmp_path / "x.xlsx")["compare_result"]
     found = {(row[25].value, cell.fill.fgColor.rgb) for row in sheet.iter_rows(min_row=2) for cell in row}
     assert found == {
         ("error", "FFF8CBAD"),
@@ -110,7 +111,7 @@ def test_odd_names_keep_within_their_cells(tmp_path):
 
     with (tmp_path / "x.csv").open(newline="") as file:
         assert [row[0] for row in csv.reader(file)][1:] == [f"{name}.input.0", f"{name}.output.0"]
-    cell = openpyxl.load_workbook(tmp_path / "x.xlsx").active["A2"].value
+    cell = openpyxl.load_workbook(tmp_path / "x.xlsx")["compare_result"]["A2"].value
     assert cell == f"{name}.input.0".replace("\x07", "\ufffd")
 
 
@@ -138,3 +139,16 @@ def test_without_orjson_the_table_is_the_same(tmp_path):
     (path,) = tmp_path.glob("*.csv")
     with path.open(newline="", encoding="utf-8") as file:
         assert differing(list(csv.reader(file)), comparison) == []
+
+
+def test_the_first_sheet_holds_the_answer(tmp_path):
+    (comparison,) = compare(RECORDED / "faulty", RECORDED / "sound")
+    write_xlsx(comparison, tmp_path / "x.xlsx")
+
+    book = openpyxl.load_workbook(tmp_path / "x.xlsx")
+
+    assert book.sheetnames == ["answer", "compare_result"]
+    cells = {row[0]: row[1] for row in book["answer"].iter_rows(min_row=2, max_col=2, values_only=True) if row[0]}
+    assert book["answer"]["A1"].value == headline(comparison)
+    assert cells["rows"] == "1 error, 144 warning, 101 pass, 6 unmatched"
+    assert cells["to blame"].startswith("Module.layers.1.Block.forward.0: ")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from trainermon.analysis.compare.answer.summary import given_literal, literal_of
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
-from trainermon.analysis.compare.summary import given_literal, literal_of
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING, CallResult, ResultRow
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.compare.answer.summary import RESULTS, headline
 from trainermon.analysis.compare.comparison import Comparison, collector_off
 from trainermon.analysis.compare.output.advisor import advisor_text
 from trainermon.analysis.compare.output.lines import CellSyntax, lines
 from trainermon.analysis.compare.output.tables import header
-from trainermon.analysis.compare.summary import RESULTS, headline
 from trainermon.analysis.compare.verdicts import PASS, CallResult, ResultRow
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import stage

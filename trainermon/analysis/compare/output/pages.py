@@ -7,9 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.items import DumpRow
-from trainermon.analysis.compare.summary import (
+from trainermon.analysis.compare.answer.summary import (
     RESULTS,
     SIZES,
     called_in,
@@ -18,6 +16,8 @@ from trainermon.analysis.compare.summary import (
     odd_within,
     unmatched_sides,
 )
+from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, ResultRow
 from trainermon.core.terminal.results import write_text
 

@@ -1,4 +1,4 @@
-"""The result table as a spreadsheet, with failing rows in colour.
+"""The answer and the result table as a spreadsheet, with failing rows in colour.
 
 The few parts of a workbook are written directly: a library that makes an object of every cell needs ten times as long.
 Source: ECMA-376, Office Open XML, part 1, sections 12 (SpreadsheetML) and 18.
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from trainermon.analysis.compare.answer.summary import details_of, summarise
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.output.lines import CellSyntax, lines
 from trainermon.analysis.compare.output.tables import header
@@ -38,13 +39,16 @@ _PARTS = {
     '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
     f'<Override PartName="/xl/workbook.xml" ContentType="{_TYPES}.sheet.main+xml"/>'
     f'<Override PartName="/xl/worksheets/sheet1.xml" ContentType="{_TYPES}.worksheet+xml"/>'
+    f'<Override PartName="/xl/worksheets/sheet2.xml" ContentType="{_TYPES}.worksheet+xml"/>'
     f'<Override PartName="/xl/styles.xml" ContentType="{_TYPES}.styles+xml"/></Types>',
     "_rels/.rels": f'<Relationships xmlns="{_PACKAGE}/relationships">'
     f'<Relationship Id="rId1" Type="{_OFFICE}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
     "xl/workbook.xml": f'<workbook xmlns="{_SHEET}" xmlns:r="{_OFFICE}">'
-    '<sheets><sheet name="compare_result" sheetId="1" r:id="rId1"/></sheets></workbook>',
+    '<sheets><sheet name="answer" sheetId="2" r:id="rId3"/><sheet name="compare_result" sheetId="1" r:id="rId1"/>'
+    "</sheets></workbook>",
     "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{_PACKAGE}/relationships">'
     f'<Relationship Id="rId1" Type="{_OFFICE}/worksheet" Target="worksheets/sheet1.xml"/>'
+    f'<Relationship Id="rId3" Type="{_OFFICE}/worksheet" Target="worksheets/sheet2.xml"/>'
     f'<Relationship Id="rId2" Type="{_OFFICE}/styles" Target="styles.xml"/></Relationships>',
     "xl/styles.xml": f'<styleSheet xmlns="{_SHEET}"><fonts count="2"><font><sz val="11"/><name val="Calibri"/></font>'
     '<font><b/><sz val="11"/><name val="Calibri"/></font></fonts>'
@@ -67,7 +71,9 @@ _PARTS = {
 
 
 def write_xlsx(comparison: Comparison, path: Path) -> None:
-    """Write the result table as xlsx, block by block: memory does not grow with it.
+    """Write the answer and the result table as two sheets of an xlsx file.
+
+    The table is written block by block: memory does not grow with it.
 
     Raises:
         DumpError: the table has more rows than a sheet can hold.
@@ -78,9 +84,21 @@ def write_xlsx(comparison: Comparison, path: Path) -> None:
     with writing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as book:
         for name, part in _PARTS.items():
             book.writestr(name, _XML + part)
+        book.writestr("xl/worksheets/sheet2.xml", "".join(_answer(comparison)))
         with book.open("xl/worksheets/sheet1.xml", "w", force_zip64=num_rows > _ZIP64_ROWS) as sheet:
             for text in _sheet(comparison, num_rows):
                 sheet.write(text.encode())
+
+
+def _answer(comparison: Comparison) -> Iterator[str]:
+    """Yield the sheet that is seen first: the answer, and what the screen says of it."""
+    outcome = summarise(comparison)
+    yield f'{_XML}<worksheet xmlns="{_SHEET}"><cols><col min="1" max="1" width="12" customWidth="1"/>'
+    yield '<col min="2" max="2" width="160" customWidth="1"/></cols><sheetData>'
+    yield _row(1, ["A"], _XLSX.cell(outcome.headline), _HEADER_STYLE)
+    for number, (name, text) in enumerate(details_of(outcome), start=3):
+        yield _row(number, ["A", "B"], _XLSX.cell(name) + _XLSX.cell(text), "")
+    yield "</sheetData></worksheet>"
 
 
 def _sheet(comparison: Comparison, num_rows: int) -> Iterator[str]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainermon.analysis.compare.answer.summary import called_in, odd_within
 from trainermon.analysis.compare.items import INPUT as GIVEN_STATE
 from trainermon.analysis.compare.items import OUTPUT
-from trainermon.analysis.compare.summary import called_in, odd_within
 from trainermon.analysis.compare.verdicts import CallResult, ResultRow
 from trainermon.analysis.diagnosis.against.dump_differences import (
     CallDifference,

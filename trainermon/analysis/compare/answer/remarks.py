@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from trainermon.analysis.compare.answer.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.noise import roundoff_of
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult

@@ -6,15 +6,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
+from trainermon.analysis.compare.answer.remarks import incomparable, without_blame
+from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.flow import value_of
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
-from trainermon.analysis.compare.remarks import incomparable, without_blame
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     NOT_COMPARED,
@@ -25,7 +26,7 @@ from trainermon.analysis.compare.verdicts import (
     ResultRow,
 )
 from trainermon.core.terminal.escapes import printable
-from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.reader import split_key, stack_of
 from trainermon.dump.files.records import FORWARD
 
 RESULTS = (ERROR, WARNING, PASS, UNMATCHED, NOT_COMPARED)
@@ -34,7 +35,6 @@ MAX_NOTES = 6
 _MAX_LINES = 40
 _MAX_DUMPS = 12
 _NUMBERED = re.compile(r"([a-z]+)(\d+)")
-_FRAME = re.compile(r"File (.+?), line (\d+)")
 SIZES = {
     Mode.STATISTICS: "a share of the tensor's size: of max, min, mean and norm, that which differs most",
     Mode.TENSOR: "a share of the tensor's size: the norm of the difference over the larger norm",
@@ -144,8 +144,12 @@ def render_text(outcomes: Sequence[ComparisonOutcome], *, colour: bool = False) 
     shown = ranked[0]
     overview = list(map(printable, _overview(ranked))) if len(ranked) > 1 else []
     title = printable(placed(shown.label, shown.headline) if len(ranked) > 1 else shown.headline)
-    lines = [f"\033[1m{title}\033[0m" if colour else title, "", *overview, *map(printable, _details(shown))]
+    lines = [f"\033[1m{title}\033[0m" if colour else title, "", *overview, *_lines(shown)]
     return "\n".join(lines[:_MAX_LINES]) + "\n"
+
+
+def _lines(outcome: ComparisonOutcome) -> Iterator[str]:
+    return (printable(f"{name:<10}{text}") for name, text in details_of(outcome))
 
 
 def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
@@ -182,11 +186,12 @@ def headline(comparison: Comparison) -> str:
     if why := incomparable(comparison):
         return why
     for call, place, words in causes_of(comparison)[:1]:
-        if literal_of(call):
-            return f"The first difference: {call.key} {words}."
+        if literal_of(call) and call.target:
+            return f"The first difference: {call.key}{module_around(comparison, call.target)} {words}."
+        where = placed_in(comparison, call.target)
         if place:
-            return f"The first difference came in with {call.key}.{place}: {words}."
-        return f"The first difference arose in {call.key}: {words}."
+            return f"The first difference came in with {call.key}.{place}{where}: {words}."
+        return f"The first difference arose in {call.key}{where}: {words}."
     return without_blame(comparison)
 
 
@@ -313,15 +318,9 @@ def given_literal(comparison: Comparison, call: CallResult, row: ResultRow) -> s
     ours, theirs = row.target, row.golden
     assert ours is not None
     assert theirs is not None
-    where = _line_of(called_in(comparison, call))
+    where = lines_of(comparison.stacks, call.key)
     line = f", called in {where}" if where else ""
     return f"was given {ours.max}, where the golden dump has {theirs.max} ({ours.place}){line}"
-
-
-def _line_of(frame: str) -> str:
-    """Return file and line, `train.py:18`, of a frame of a stack; "" if it has none."""
-    found = _FRAME.match(frame)
-    return f"{PurePath(found[1]).name}:{found[2]}" if found else ""
 
 
 def _came_in(call: CallResult) -> str:
@@ -371,7 +370,7 @@ def _argument(row: ResultRow) -> str:
 
 def called_in(comparison: Comparison, call: CallResult) -> str:
     """Return the innermost line of the user's own code in the call's stack, "" if it is not known."""
-    frames = comparison.stacks.get(call.key, ())
+    frames = stack_of(comparison.stacks, call.key)
     own = next((frame for frame in frames if "site-packages" not in frame), "")
     return " ".join(own.split())
 
@@ -403,25 +402,28 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[result]:,} {result}" for result in told)
 
 
-def _details(outcome: ComparisonOutcome) -> Iterator[str]:
-    yield f"target    {outcome.target}"
-    yield f"golden    {outcome.golden}"
-    yield f"mode      {outcome.mode}{f', {outcome.label}' if outcome.label else ''}"
+def details_of(outcome: ComparisonOutcome) -> Iterator[tuple[str, str]]:
+    """Yield what there is to say below the headline, a line each: what it is about, and the text."""
+    yield "target", outcome.target
+    yield "golden", outcome.golden
+    yield "mode", f"{outcome.mode}{f', {outcome.label}' if outcome.label else ''}"
     if outcome.differs and outcome.mode in SIZES:
-        yield f"differs   by {SIZES[Mode(outcome.mode)]}"
-    yield f"rows      {_counted(outcome.rows)}"
-    yield f"calls     {_counted(outcome.calls)}"
+        yield "differs", f"by {SIZES[Mode(outcome.mode)]}"
+    yield "rows", _counted(outcome.rows)
+    yield "calls", _counted(outcome.calls)
     if outcome.only_target or outcome.only_golden:
-        yield f"          only in the target: {outcome.only_target:,}, only in the golden dump: {outcome.only_golden:,}"
-    for index, (key, words) in enumerate(outcome.blamed[:MAX_BLAMED]):
-        yield f"{'to blame' if index == 0 else '':<10}{key}: {words}"
-    if len(outcome.blamed) > MAX_BLAMED:
-        yield f"{'':<10}and {len(outcome.blamed) - MAX_BLAMED} more"
+        yield "", f"only in the target: {outcome.only_target:,}, only in the golden dump: {outcome.only_golden:,}"
+    yield from _named("to blame", [f"{key}: {words}" for key, words in outcome.blamed], MAX_BLAMED)
     if outcome.within:
-        yield f"within it {', '.join(outcome.within[:3])}"
+        yield "within it", ", ".join(outcome.within[:3])
     if outcome.called_in:
-        yield f"called in {outcome.called_in}"
-    for index, note in enumerate(outcome.notes[:MAX_NOTES]):
-        yield f"{'note' if index == 0 else '':<10}{note}"
-    if len(outcome.notes) > MAX_NOTES:
-        yield f"{'':<10}and {len(outcome.notes) - MAX_NOTES} more"
+        yield "called in", outcome.called_in
+    yield from _named("note", outcome.notes, MAX_NOTES)
+
+
+def _named(name: str, texts: Sequence[str], most: int) -> Iterator[tuple[str, str]]:
+    """Yield the first texts, at most so many, the first of them with its name, and how many there are more."""
+    for index, text in enumerate(texts[:most]):
+        yield name if index == 0 else "", text
+    if len(texts) > most:
+        yield "", f"and {len(texts) - most} more"

@@ -1,0 +1,1 @@
+"""What is said of two dumps that were compared."""
