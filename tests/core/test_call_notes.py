@@ -14,6 +14,7 @@ from trainermon.core.call_notes import (
     NOTES_BYTES,
     OPERATIONS,
     CallNote,
+    as_failed,
     call_offset,
     check_sum,
     note_offset,
@@ -32,6 +33,7 @@ NOTES = st.builds(
     number=COUNTS,
     peer=st.integers(-1, 2**31),
     elements=COUNTS,
+    failed=st.booleans(),
 )
 
 
@@ -45,7 +47,8 @@ def page(*notes, mark=MARK):
 
 def packed(note):
     call = pack_call(note.operation, note.number, peer=note.peer, elements=note.elements)
-    return pack_begun(note.group, collectives=note.collectives, p2p=note.p2p) + call
+    begun = pack_begun(note.group, collectives=note.collectives, p2p=note.p2p)
+    return begun + (as_failed(call) if note.failed else call)
 
 
 @given(st.lists(NOTES, max_size=MAX_NOTES))

@@ -37,6 +37,7 @@ NOTE = struct.Struct("@QQQQQqQ")
 """Both parts of a note, for a rank that writes them at once."""
 
 IN_NO_CALL = bytes(_CALL.size)
+_FAILED = 1 << 63  # beside the place of an operation
 
 
 class CallNote(NamedTuple):
@@ -46,10 +47,11 @@ class CallNote(NamedTuple):
         group: Check sum of the name that torch gives the group; see `check_sum`.
         collectives: How many collectives the rank has begun in it since it is watched.
         p2p: Sends and receives, likewise.
-        operation: Which the rank is in or waits for; "" in none.
+        operation: Which the rank is in or waits for, or was in when it failed; "" in none.
         number: Number of that call among the collectives, or among the sends and receives.
         peer: Number in the group of the rank at the other end of a send or receive, -1 where that is not known.
         elements: Elements that the rank passed in, where all ranks must pass in as many; else 0.
+        failed: The call has ended with an exception, and no other of the group has begun since.
     """
 
     group: int
@@ -59,6 +61,7 @@ class CallNote(NamedTuple):
     number: int
     peer: int
     elements: int
+    failed: bool = False
 
 
 def check_sum(torch_name: str) -> int:
@@ -86,6 +89,12 @@ def pack_call(operation: str, number: int, *, peer: int = -1, elements: int = 0)
     return _CALL.pack(operation_place(operation), number, peer, elements)
 
 
+def as_failed(call: bytes) -> bytes:
+    """Return the bytes of the second part of a note once the call, which it has been about, has failed."""
+    operation, *rest = _CALL.unpack(call)
+    return _CALL.pack(operation | _FAILED, *rest) if operation else call
+
+
 def operation_place(name: str) -> int:
     """Return the number, from 1, that stands in a note for the operation `name`, one of `OPERATIONS`."""
     return _PLACES[name]
@@ -99,9 +108,10 @@ def parse_notes(content: bytes) -> tuple[CallNote, ...] | None:
     for place in range(MAX_NOTES):
         group, collectives, p2p = _BEGUN.unpack_from(content, note_offset(place))
         operation, number, peer, elements = _CALL.unpack_from(content, call_offset(place))
+        failed, operation = bool(operation & _FAILED), operation & ~_FAILED
         if group and operation <= len(OPERATIONS):
             name = OPERATIONS[operation - 1] if operation else ""
-            found.append(CallNote(group, collectives, p2p, name, number, peer, elements))
+            found.append(CallNote(group, collectives, p2p, name, number, peer, elements, failed))
     return tuple(found)
 
 

@@ -78,6 +78,11 @@ def gather_instead(step):
     dist.all_gather([torch.empty(3) for _ in range(SIZE)], torch.ones(3))
 
 
+def sum_more(step):
+    reached(step)
+    dist.all_reduce(torch.ones(40_000))
+
+
 def segfault(step):
     import ctypes
 
@@ -121,6 +126,7 @@ KINDS = {
     "kill": kill,
     "lock": hold_the_lock,
     "mismatch": gather_instead,
+    "sizes": sum_more,
     "segfault": segfault,
     "exception": fail,
     "os_exit": leave,

@@ -98,6 +98,17 @@ def test_one_of_four_ranks_that_calls_another_collective_is_named(start_job):
     assert "gather_instead (" in next(call["where"] for call in verdict["calls"] if call["rank"] == 1)
 
 
+def test_sizes_that_differ_in_one_collective_are_told_of_with_both_ranks(start_job):
+    job = start_job("3:sizes:1")
+
+    report = job.report("rank-dead", 3)
+
+    told = "all_reduce #4 of world was not given the same number of elements on all ranks: "
+    assert told + "all_reduce of 4 on rank 0, all_reduce of 40000 on rank 1" in report["verdict"]["text"]
+    (alert,) = job.alerts("rank-dead")
+    assert told in alert["message"]
+
+
 @pytest.mark.slow
 def test_two_ranks_that_enter_two_groups_in_different_order_are_both_told(start_job):
     job = start_job("3:order:1")

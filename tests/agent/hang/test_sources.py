@@ -12,6 +12,7 @@ from trainermon.agent.hang.verdict import StandstillKind, verdict
 from trainermon.core.call_notes import (
     MARK,
     NOTES_BYTES,
+    as_failed,
     call_offset,
     check_sum,
     note_offset,
@@ -68,6 +69,9 @@ def test_notes_are_named_like_the_recorders():
             name="dp", ranks=(4, 6), entered=12, in_flight=(PendingCall(op="recv 0<-1", sequence=3, is_p2p=True),)
         ),
     )
+    failed = content(("0", 5, as_failed(pack_call("all_reduce", 5, elements=8))))
+    (call,) = noted_groups(received, ABOUT, 4)[0].in_flight
+    assert noted_groups(failed, ABOUT, 4)[0] == GroupState(name="world", ranks=(4, 5, 6), entered=5, failed=(call,))
     assert noted_groups(content(), ABOUT, 4)[0] == GroupState(name="world", ranks=(4, 5, 6))
 
 

@@ -87,12 +87,14 @@ def test_call_is_told_while_it_runs_and_while_it_is_waited_for(world, monkeypatc
     assert [(note.operation, note.number, note.elements) for note in in_wait[1]] == [("all_reduce", 2, 5)]
 
 
-def test_call_that_fails_is_over(world, noted, notes):
+def test_call_that_fails_is_over_and_stays_told_as_failed_until_the_next(world, noted, notes):
     no_tensor: Any = "no tensor"
     with pytest.raises(TypeError, match="incompatible function arguments"):
         dist.group.WORLD.allreduce(no_tensor)
 
-    assert [(note.collectives, note.operation) for note in notes()] == [(1, "")]
+    assert [(note.collectives, note.operation, note.failed) for note in notes()] == [(1, "all_reduce", True)]
+    dist.all_reduce(torch.ones(4))
+    assert [(note.collectives, note.operation, note.failed) for note in notes()] == [(2, "", False)]
 
 
 def test_nothing_stays_when_it_is_over(world):

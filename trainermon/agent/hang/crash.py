@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection, Sequence
 
 from trainermon.agent.hang.evidence import DEAD, ENDED, ProcessExit, RankEvidence, spans
+from trainermon.agent.hang.misfits import misfit_text
 from trainermon.agent.hang.verdict import Culprit, HangVerdict, StandstillKind
 
 # What a communication library says when the rank at its other end has gone.
@@ -62,8 +63,11 @@ def crash_verdict(
     )
     step = first[0].step if first else -1
     text += f" at step {step} (phase {first[0].phase})" if first else ""
+    misfit = misfit_text(evidence)
     if followed:
         text += f"; {spans(followed)} ended after that"
+    if misfit:
+        text += f"; {misfit}"
     return HangVerdict(kind=StandstillKind.DEAD, culprits=culprits, waiting=waiting, text=text)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainermon.agent.hang.evidence import ProcessExit
 from trainermon.agent.hang.exits import ExitWatch
+from trainermon.agent.hang.kept_notes import KeptNotes
 from trainermon.agent.hang.process import read_process
 from trainermon.agent.watch import RankState, RankWatch
 from trainermon.core.control import Phase
@@ -43,6 +44,7 @@ class DeathWatch:
         self._ranks = ranks
         self._headers = headers
         self._exits = ExitWatch()
+        self._notes = KeptNotes(spool)
         self._died_s: dict[int, float] = {}  # in the order in which they died
         self._told: set[int] = set()
         self._followed: dict[int, int] = {}
@@ -78,6 +80,7 @@ class DeathWatch:
             if self._followed.get(state.rank) != state.pid:
                 self._followed[state.rank] = state.pid
                 self._exits.follow(state.rank, rank_pid(self._spool, state.rank))
+            self._notes.follow(state.rank, self._exits.pid(state.rank))
         unseen = self._never_seen(told)
         for rank in self._exits.in_order([*gone, *unseen]):
             if self._ranks.ranks[rank].phase not in _SAID_GOOD_BYE:
@@ -116,9 +119,14 @@ class DeathWatch:
         """Return how the rank's process ended (signal, exit status); None if it has not, or was never watched."""
         return self._exits.exit_of(rank)
 
+    def notes_of(self, rank: int) -> bytes:
+        """Return what the rank has noted of its collectives, also if it is dead; empty if it keeps no notes."""
+        return self._notes.read(rank, self._exits.pid(rank))
+
     def close(self) -> None:
         """Stop watching all processes."""
         self._exits.close()
+        self._notes.close()
 
     def _never_seen(self, told: Collection[int]) -> list[int]:
         """Return the ranks of this attempt that were gone before anybody looked, where nobody has told of them."""

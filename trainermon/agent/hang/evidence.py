@@ -59,12 +59,14 @@ class GroupState:
         ranks: Global ranks of its members in their order; empty if not known.
         entered: Number of the last collective that the rank has entered; 0 before the first.
         in_flight: What it has begun and not completed, oldest first.
+        failed: What ended with an exception, if nothing of the group came after that.
     """
 
     name: str
     ranks: tuple[int, ...] = ()
     entered: int = 0
     in_flight: tuple[PendingCall, ...] = ()
+    failed: tuple[PendingCall, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

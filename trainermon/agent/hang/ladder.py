@@ -73,18 +73,22 @@ class EvidenceLadder:
             evidence, groups=groups, noted=noted, stacks=stacks, children=children, rungs=tuple(rungs)
         )
 
-    def last_words(self, known: RankEvidence) -> RankEvidence:
-        """Return `known` with the stacks added that the rank wrote when a fatal error killed it."""
+    def last_words(self, known: RankEvidence, notes: bytes) -> RankEvidence:
+        """Return `known` with the stacks added that the rank wrote when a fatal error killed it, and what it noted.
+
+        `notes` are its notes of collectives, empty if there are none.
+        """
+        about = read_about(self._spool, known.rank)
         text = ""
         with contextlib.suppress(OSError):
             text = rank_path(self._spool, known.rank, "stacks").read_text(encoding="utf-8", errors="replace")
         stacks: tuple[ThreadStack, ...] = ()
         if "Fatal Python error" in text:
-            stacks = parse_faulthandler(text, read_about(self._spool, known.rank).main_thread)
+            stacks = parse_faulthandler(text, about.main_thread)
         said = f"{len(stacks)} threads" if stacks else "nothing written"
-        return dataclasses.replace(
-            known, stacks=stacks, rungs=(RankAnswer(name="fatal error handler", said=said, answered=bool(stacks)),)
-        )
+        rungs = (RankAnswer(name="fatal error handler", said=said, answered=bool(stacks)),)
+        noted = noted_groups(notes, about, known.rank)
+        return dataclasses.replace(known, stacks=stacks, noted=noted, rungs=rungs)
 
     async def _stacks(self, known: RankEvidence, about: RankGroups, rungs: list[RankAnswer]) -> tuple[ThreadStack, ...]:
         if not known.pid:

@@ -48,7 +48,8 @@ def _state(name: str, ranks: tuple[int, ...], note: CallNote | None, rank: int) 
     if note is None:
         return GroupState(name=name, ranks=ranks)
     calls = (_call(note, ranks.index(rank) if rank in ranks else -1),) if note.operation else ()
-    return GroupState(name=name, ranks=ranks, entered=note.collectives, in_flight=calls)
+    in_flight, failed = ((), calls) if note.failed else (calls, ())
+    return GroupState(name=name, ranks=ranks, entered=note.collectives, in_flight=in_flight, failed=failed)
 
 
 def _call(note: CallNote, own: int) -> PendingCall:

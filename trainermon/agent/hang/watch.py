@@ -177,7 +177,10 @@ class HangWatch:
 
     async def _look_into_deaths(self, now_s: float) -> None:
         order = self._deaths.order
-        known = [self._ladder.last_words(one) if one.life == DEAD else one for one in self._known.collect(now_s)]
+        known = [
+            self._ladder.last_words(one, self._deaths.notes_of(one.rank)) if one.life == DEAD else one
+            for one in self._known.collect(now_s)
+        ]
         living = await asyncio.gather(*(self._ladder.climb(one) for one in known if one.life == RUNNING))
         evidence = sorted([*living, *(one for one in known if one.life != RUNNING)], key=lambda one: one.rank)
         found = crash_verdict(evidence, order, unordered=self._deaths.unordered(order))

@@ -29,6 +29,7 @@ from trainermon.core.call_notes import (
     RECV,
     SAME_SIZE,
     SEND,
+    as_failed,
     call_offset,
     check_sum,
     note_offset,
@@ -103,7 +104,7 @@ class NotedCalls:
                 yield self._patch(work, "wait", self._wait_begins, self._is_over)
 
     def _patch(self, owner: Any, name: str, begins: Callable[..., Any], ends: Callable[..., Any]) -> CallPatch:
-        return CallPatch(owner, name, begins=begins, ends=ends, fails=self._is_over, border=self._guard)
+        return CallPatch(owner, name, begins=begins, ends=ends, fails=self._fails, border=self._guard)
 
     # What follows runs beside every collective, from a cold cache: it makes as few calls as it can.
 
@@ -151,6 +152,9 @@ class NotedCalls:
 
     def _is_over(self, noted: _NotedCall, _result: Any = None) -> None:
         self._notes[noted.place] = IN_NO_CALL
+
+    def _fails(self, noted: _NotedCall) -> None:
+        self._notes[noted.place] = as_failed(bytes(self._notes[noted.place]))
 
     def _add(self, torch_name: str) -> _NotedGroup:
         added = self._groups[torch_name] = _NotedGroup(len(self._groups), check_sum(torch_name))
