@@ -3,12 +3,14 @@
 import datetime
 import itertools
 import json
+import re
 import types
 
 import pytest
 
 from trainermon.core import topology
 from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.spool import open_spool
 from trainermon.core.topology import RunIdentity, find_coordinates, name_run
 from trainermon.core.values import Coordinates
 
@@ -152,3 +154,26 @@ def test_every_rank_has_the_name_that_rank_0_made(shared_store, monkeypatch, tmp
 def test_a_rank_that_rank_0_leaves_alone_says_what_to_do(shared_store, tmp_path):
     with pytest.raises(AttachError, match=r"rank 1 waited 0 s for rank 0 .*: call set_monitor on every rank"):
         name_run(Coordinates(rank=1, world_size=2), output_dir=str(tmp_path), environ={})
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("/work/train_gpt.py", "train_gpt"),
+        ("train.py", "train"),
+        ("/lib/package/__main__.py", "package"),
+        ("-c", ""),
+        ("", ""),
+        ("/lib/ipykernel_launcher.py", ""),
+        ("/bin/pytest", ""),
+        ("a b/finé tune!.py", "fin-tune"),
+        (f"{'x' * 300}.py", "x" * 40),
+    ],
+)
+def test_a_run_without_a_name_is_called_after_its_script(tmp_path, monkeypatch, script, expected):
+    monkeypatch.setattr("sys.argv", [script, "--lr", "1"])
+
+    name = name_run(Coordinates(), output_dir=str(tmp_path), environ={}).run_id
+
+    assert re.fullmatch(rf"\d{{8}}-\d{{6}}-{expected}{'-' if expected else ''}[0-9a-f]{{4}}", name)
+    open_spool(name, tmp_path)  # a name that a spool can have

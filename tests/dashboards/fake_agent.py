@@ -177,7 +177,7 @@ class FakeAgent:
     async def _serve(self) -> None:
         node: Any = self._node
         application = self._recorded(build_application(node, access=TokenAccess(TOKEN)))
-        server = WebServer(application, host="127.0.0.1", port=self._port)
+        server = WebServer(application, host="127.0.0.1", ports=(self._port,))
         self.url = server.url
         self._begun.set()
         await self._end.wait()

@@ -35,7 +35,7 @@ def serving_runs(*opened: Path) -> Iterator[RunsServer]:
     async def serve() -> None:
         with ThreadPoolExecutor(2) as executor:
             desk = RunDesk(RunList(opened), executor)
-            server = WebServer(build_application(desk, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
+            server = WebServer(build_application(desk, access=TokenAccess(TOKEN)), host="127.0.0.1", ports=(0,))
             urls.append(server.url)
             begun.set()
             await end.wait()

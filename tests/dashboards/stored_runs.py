@@ -34,11 +34,12 @@ ELEMENTS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class StoredCurves:
-    """What every rank recorded, by step from 0: loss, and the rms of every gradient."""
+    """What every rank recorded, by step from 0: loss, unless it `has_none`, and the rms of every gradient."""
 
     loss: Floats
     rms: Floats
     started_s: float = 1.79e9
+    has_none: bool = False
 
     @classmethod
     def made(cls, num_steps: int, *, seed: int = 0, started_s: float = 1.79e9) -> StoredCurves:
@@ -51,10 +52,10 @@ class StoredCurves:
         loss, rms = self.loss[step], self.rms[step]
         rows = [_one(loss), _one(0.4 + 0.01 * rank), _one(TOKENS), _one(TOKENS / 0.4)]
         rows += [_gradient(rms) for _ in GRADIENTS]
-        series = np.arange(len(KEYS), dtype=np.uint32)
-        return StatBlock(
-            step=step, time_s=self.started_s + 0.4 * (step + 1), series=series, values=np.array(rows).T.copy()
-        )
+        first = int(self.has_none)
+        series = np.arange(first, len(KEYS), dtype=np.uint32)
+        values = np.array(rows[first:]).T.copy()
+        return StatBlock(step=step, time_s=self.started_s + 0.4 * (step + 1), series=series, values=values)
 
 
 def header(rank: int = 0, *, world_size: int = 2, attempt: int = 1, started_s: float = 1.79e9) -> Header:

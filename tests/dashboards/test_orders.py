@@ -53,5 +53,17 @@ def test_a_run_that_takes_no_orders_offers_none(serve: Serve, open_page: OpenPag
     page = open_page(serve(run))
     page.get_by_role("button", name="+ 97 more").first.click()
 
-    expect(page.locator(".findings")).to_be_visible()
+    expect(page.locator(".findings")).to_contain_text("on the page of the run's agent")
     expect(page.get_by_role("button", name="Acknowledge…")).to_have_count(0)
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "killed", "failed", "crashed"])
+def test_a_run_that_has_ended_says_why_there_is_nothing_to_order(serve: Serve, open_page: OpenPage, state: str) -> None:
+    run = broken_run()
+    run.state = state
+    page = open_page(serve(run))
+    page.get_by_role("button", name="+ 97 more").first.click()
+
+    expect(page.locator(".findings")).to_contain_text("The run has ended")
+    expect(page.get_by_role("button", name="Dump…")).to_have_count(0)
+    expect(page.locator("#figure-ranks")).not_to_contain_text("alive")

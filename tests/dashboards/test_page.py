@@ -241,6 +241,19 @@ def test_without_alerts_it_says_who_watches(serve: Serve, open_page: OpenPage) -
     expect(page.locator("#dumps")).to_contain_text("No dumps.")
 
 
+def test_rules_that_have_no_loss_to_look_at_are_told(serve: Serve, open_page: OpenPage) -> None:
+    run = small_run()
+    usual = run.describe
+    run.state = "finished"
+    run.describe = lambda: {**usual(), "rules_without_loss": 4}  # type: ignore[method-assign]
+    page = open_page(serve(run))
+
+    said = "5 of 9 rules are watching, 4 have no loss to look at"
+    expect(page.locator("#alerts")).to_have_text(f"No alerts. {said}.")
+    expect(page.locator("#health")).to_contain_text(f"{said}; none has fired.")
+    expect(page.locator("#health")).to_contain_text("monitor.record(loss=loss)")
+
+
 def test_run_without_steps_waits(serve: Serve, open_page: OpenPage) -> None:
     agent = serve(Run(num_steps=0, num_blocks=1, world_size=2))
     page = open_page(agent)

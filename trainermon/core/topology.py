@@ -11,7 +11,9 @@ import datetime
 import itertools
 import json
 import os
+import re
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ OUTPUT_ROOT = "trainermon_output"
 
 STORE_TIMEOUT = datetime.timedelta(seconds=60)
 SCHEDULER_RUN_IDS = ("SLURM_JOB_ID", "JOBSET_UID", "PBS_JOBID", "LSB_JOBID")
+
+SCRIPT_NAME_LENGTH = 40
+"""Characters of the script's name in that of a run."""
 
 _monitors_of_this_process = itertools.count()
 
@@ -137,7 +142,20 @@ def _numbered(job: str | None, number: int) -> str | None:
 
 def _fresh_run_id() -> str:
     now = datetime.datetime.now(datetime.timezone.utc)
-    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return "-".join(filter(None, (f"{now:%Y%m%d-%H%M%S}", script_name(sys.argv[0]), secrets.token_hex(2))))
+
+
+def script_name(path: str) -> str:
+    """Return what a run is called after its script: the file's name, or for a package its folder's; "" if unknown.
+
+    >>> script_name("/work/train_gpt.py"), script_name("pkg/__main__.py"), script_name("-c")
+    ('train_gpt', 'pkg', '')
+    """
+    script = Path(path)
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    if script.suffix != ".py" or name == "ipykernel_launcher":
+        return ""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")[:SCRIPT_NAME_LENGTH]
 
 
 def _new_attempt(root: Path, run_id: str) -> RunIdentity:

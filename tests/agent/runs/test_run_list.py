@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from tests.dashboards.stored_runs import StoredCurves, add_segment, alert_of, store_run
+from trainermon.agent.hang.crash import crash_verdict
+from trainermon.agent.hang.evidence import DEAD, ProcessExit, RankEvidence
 from trainermon.agent.lifecycle.lock import AgentStatus, write_status
 from trainermon.agent.runs import facts, run_list
 from trainermon.agent.runs.facts import NewestRows, RunFacts
@@ -50,16 +53,24 @@ def test_a_line_says_what_ranks_and_agent_have_written(tmp_path: Path) -> None:
     assert facts.framework == "plain"
 
 
+DEATHS = {
+    "failed": [RankEvidence(rank=0, step=3, life=DEAD, error="Traceback\nValueError: bad data")],
+    "killed": [RankEvidence(rank=0, step=3, life=DEAD, exit=ProcessExit(signal=signal.SIGKILL))],
+    "stopped": [RankEvidence(rank=0, step=3, life=DEAD, exit=ProcessExit(signal=signal.SIGTERM))],
+    "crashed": [RankEvidence(rank=0, step=3, life=DEAD, exit=ProcessExit(signal=signal.SIGSEGV))],
+}
+
+
 @pytest.mark.parametrize(
     ("change", "state"),
     [
-        ({}, "crashed"),
+        *(({"message": f"rank-dead: {crash_verdict(died, [0]).text}"}, state) for state, died in DEATHS.items()),
         ({"state": AlertState.RESOLVED}, "finished"),
         ({"attempt": 0}, "finished"),
         ({"rule": "hang"}, "finished"),
     ],
 )
-def test_a_run_of_which_a_rank_died_in_its_newest_attempt_has_crashed(tmp_path, change, state) -> None:
+def test_the_list_says_how_the_newest_attempt_of_a_run_ended(tmp_path, change, state) -> None:
     fired = dataclasses.replace(alert_of(rule="rank-dead", severity=Severity.FATAL), **change)
     store_run(tmp_path / "run", StoredCurves.made(4), alerts=(fired,))
 
@@ -80,6 +91,15 @@ def test_runs_are_listed_in_the_terminal_newest_first(tmp_path: Path, capsys: py
     assert [line[-1] for line in lines] == ["run", "new", "old"]
     assert (lines[1][3], lines[1][5], lines[2][3:6]) == ("2", "1", ["5", "not", "finite"])
     assert [(one["name"], one["step"]) for one in told] == [("new", 2), ("old", 5)]
+
+
+@pytest.mark.parametrize("has_loss", [False, True])
+def test_the_list_says_how_to_record_a_loss_where_there_is_none(tmp_path, capsys, has_loss) -> None:
+    store_run(tmp_path / "usual", StoredCurves.made(4))
+    store_run(tmp_path / "run", dataclasses.replace(StoredCurves.made(4), has_none=not has_loss))
+
+    assert main(["serve", str(tmp_path), "--list"]) == 0
+    assert ("monitor.record(loss=loss)" in capsys.readouterr().out) is not has_loss
 
 
 def test_a_folder_without_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

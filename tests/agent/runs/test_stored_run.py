@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tests.dashboards.stored_runs import KEYS, StoredCurves, add_segment, alert_
 from trainermon.agent.runs.facts import RunFacts
 from trainermon.agent.runs.run_list import RunList
 from trainermon.agent.runs.stored_run import StoredRun
+from trainermon.alerts.rules import DEFAULT_RULES
 from trainermon.exporters.views import LINES, RANK_QUANTITIES, RunHistory
 
 
@@ -96,6 +98,21 @@ def test_state_and_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert run["left_out"] is None
     assert [entry["id"] for entry in alerts] == ["alert-1"]
     assert run["alerts_firing"] == 1
+
+
+@pytest.mark.parametrize("has_none", [False, True])
+def test_rules_on_the_loss_are_counted_where_there_is_none(tmp_path: Path, has_none: bool) -> None:
+    run_dir = store_run(tmp_path / "run", dataclasses.replace(StoredCurves.made(50), has_none=has_none))
+
+    async def ask(run: StoredRun) -> dict[str, Any]:
+        return run.run()
+
+    run = served(run_dir, ask)
+
+    text = DEFAULT_RULES.read_text(encoding="utf-8")
+    on_loss = len(re.findall(r"^    on: \{kind: loss\b", text, re.MULTILINE))
+    assert on_loss > 3
+    assert run["rules_without_loss"] == (on_loss if has_none else 0)
 
 
 def test_rows_of_all_nodes_are_merged(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_over_tls_the_page_is_served_to_whoever_trusts_the_certificate(tmp_path,
 
     async def scenario():
         application = build_application(fake_node(), access=TokenAccess("t"))
-        server = WebServer(application, host="127.0.0.1", port=0, certificate=certificate)
+        server = WebServer(application, host="127.0.0.1", ports=(0,), certificate=certificate)
         try:
             assert server.url.startswith("https://127.0.0.1:")
             status = await asyncio.to_thread(get, server.url + "healthz", trusting)
@@ -181,7 +181,10 @@ def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
 
     async def scenario():
         WebServer(
-            build_application(fake_node(), access=TokenAccess("t")), host="127.0.0.1", port=0, certificate=certificate
+            build_application(fake_node(), access=TokenAccess("t")),
+            host="127.0.0.1",
+            ports=(0,),
+            certificate=certificate,
         )
 
     with pytest.raises(OSError, match=r"."):
@@ -190,7 +193,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
 
 def test_a_server_that_listens_everywhere_is_told_to_others_by_its_name():
     async def scenario():
-        server = WebServer(build_application(fake_node(), access=TokenAccess("t")), host="0.0.0.0", port=0)
+        server = WebServer(build_application(fake_node(), access=TokenAccess("t")), host="0.0.0.0", ports=(0,))
         try:
             return server.url, server.target
         finally:

@@ -303,7 +303,7 @@ def test_a_body_that_is_refused_is_read_off_so_that_its_sender_sees_the_answer(n
 
 def test_events_reach_an_open_page_and_closing_ends_them(node):
     async def scenario():
-        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", ports=(0,))
         received: list[str] = []
         async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
@@ -324,7 +324,7 @@ def test_events_reach_an_open_page_and_closing_ends_them(node):
 
 def test_a_server_ends_although_a_page_is_open(node):
     async def scenario():
-        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", ports=(0,))
         loop = asyncio.get_running_loop()
         async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
             await stream.aiter_lines().__anext__()
@@ -351,7 +351,7 @@ def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch
     half = b"GET /api/v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
     async def scenario():
-        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", ports=(0,))
         await asyncio.gather(*(see_closed(server, half) for _ in range(300)), see_closed(server))
         await see_closed(server, half + b"\r\n", half)  # on a connection that was used before
         async with httpx.AsyncClient() as client:
@@ -364,7 +364,7 @@ def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch
 
 def test_silent_connections_keep_nobody_out_and_are_bounded(node):
     async def scenario():
-        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", ports=(0,))
         port = int(server.target.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
         statuses = []

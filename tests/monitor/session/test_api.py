@@ -14,7 +14,8 @@ from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.core import spool
 from trainermon.core.errors import AttachError, ConfigError
-from trainermon.core.values import Kind
+from trainermon.core.values import Coordinates, Kind
+from trainermon.monitor.session.agent_process import AgentProcess
 
 QUIET = {"agent": {"start": False}}
 
@@ -262,3 +263,53 @@ def test_a_model_whose_parameters_all_have_an_optimizer_gives_no_note(places, ca
         monitor.set_monitor(model, optimizer)
 
     assert "in no group" not in caplog.text
+
+
+def told(caplog, monkeypatch, *, module=nn.Identity, record=False, num_steps=3, rank=0):
+    """Return what the log says of a short training whose model ends in `module`; no agent is started."""
+    monkeypatch.setattr(AgentProcess, "start", lambda *_, **__: None)
+    monkeypatch.setattr(AgentProcess, "wait", lambda *_: None)
+    model = nn.Sequential(nn.Linear(4, 8), module())
+    optimizer = torch.optim.SGD(model.parameters())
+    with caplog.at_level(logging.INFO, "trainermon"), TrainerMon() as monitor:
+        monitor.set_monitor(model, optimizer)
+        monitor._attached._coordinates = Coordinates(rank=rank)
+        monitor._attached._is_loss_awaited &= rank == 0
+        for _ in range(num_steps):
+            output = model(torch.randn(2, 4))
+            loss = output if isinstance(output, torch.Tensor) and not output.dim() else output.sum()
+            if record:
+                monitor.record(loss=loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return caplog.text
+
+
+class _MeanLoss(nn.Module):
+    def forward(self, output):
+        return output.square().mean()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 25])
+def test_a_training_without_a_loss_is_told_once_how_to_record_one(places, caplog, monkeypatch, num_steps):
+    assert told(caplog, monkeypatch, num_steps=num_steps).count("monitor.record(loss=loss)") == 1
+
+
+@pytest.mark.parametrize("how", [{"record": True}, {"module": _MeanLoss}])
+def test_one_whose_loss_is_recorded_or_found_is_not(places, caplog, monkeypatch, how):
+    assert "record(loss" not in told(caplog, monkeypatch, num_steps=25, **how)
+
+
+def test_the_end_of_a_run_says_how_to_look_at_it(places, caplog, monkeypatch):
+    said = told(caplog, monkeypatch)
+
+    (run,) = places[1].iterdir()
+    assert said.count(f"trainermon serve {run}") == 1
+
+
+def test_only_one_rank_of_a_job_says_so(places, caplog, monkeypatch):
+    said = told(caplog, monkeypatch, rank=1)
+
+    assert "trainermon serve" not in said
+    assert "record(loss" not in said

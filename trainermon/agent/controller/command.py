@@ -86,9 +86,7 @@ async def serve(settings: ControllerSettings) -> None:
     controller = Controller(settings, journal, token=token or "")
     application = build_application(controller, access=gate, hosts=settings.allowed_hosts)
     try:
-        server = WebServer(
-            application, host=settings.host, port=settings.port, certificate=certificate_of(access), insists=True
-        )
+        server = WebServer(application, host=settings.host, ports=(settings.port,), certificate=certificate_of(access))
     except OSError as error:
         raise ConfigError(f"cannot serve on {settings.host} port {settings.port}: {error}") from error
     _log.info("page %s", server.url)

@@ -76,6 +76,23 @@ def _unseen_text(dead: Sequence[RankEvidence]) -> str:
     return f"{text}, at step {dead[0].step}; which was first is not known here: see the launcher's log"
 
 
+STOPPED, KILLED, FAILED, CRASHED = ENDS = ("stopped", "killed", "failed", "crashed")
+"""How a training ended that did not finish; of several ranks, the most telling comes last."""
+
+
+def end_of(message: str) -> str:
+    """Return in a word how the ranks ended of which an alert says `message`, as `crash_verdict` puts it.
+
+    >>> end_of("rank-dead: rank 0 was killed by SIGKILL at step 31 (phase step)")
+    'killed'
+    """
+    if "ended by SIGTERM from outside" in message:
+        return STOPPED
+    if " failed: " in message:
+        return FAILED
+    return KILLED if "was killed by SIGKILL" in message or "was killed by SIGTERM" in message else CRASHED
+
+
 _OWN, _UNEXPLAINED, _FOLLOWED, _STOPPED = range(4)
 
 

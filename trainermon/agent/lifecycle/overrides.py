@@ -29,7 +29,11 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     Those that are not given change nothing.
     """
     parser.add_argument("--host", help="address that page and /metrics listen on, instead of the run's")
-    parser.add_argument("--port", type=port_number, help="port of page and /metrics; 0 lets the system choose one")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        help="port of page and /metrics; 0: the usual one of the folder of runs, or a free one",
+    )
     parser.add_argument(
         "--allow-host",
         action="append",

@@ -85,6 +85,8 @@ def listed(opened: Sequence[Path], *, as_json: bool = False) -> str:
         step = "–" if facts.step is None else f"{facts.step:,}"
         loss = "–" if facts.loss is None else f"{facts.loss:.5g}" if math.isfinite(facts.loss) else "not finite"
         lines.append(f"{facts.state:<10}{started:<18}{step:>10}{loss:>12}{facts.alerts:>8}  {printable(facts.name)}")
+    if any(facts.step is not None and facts.loss is None for facts in found):
+        lines.append("loss –: none is recorded; call monitor.record(loss=loss) in each step")
     return "\n".join(lines) + "\n" if found else f"no runs in {', '.join(map(str, opened))}\n"
 
 
@@ -102,13 +104,11 @@ async def _serve(opened: Sequence[Path], args: argparse.Namespace) -> None:
     executor = ThreadPoolExecutor(THREADS, "trainermon-serve")
     desk = RunDesk(RunList(opened), executor)
     application = build_application(desk, access=gate, hosts=tuple(args.allowed_host))
-    port = PORT if args.port is None else args.port
+    ports = (PORT, 0) if args.port is None else (args.port,)
     try:
-        server = WebServer(
-            application, host=args.host, port=port, certificate=certificate_of(access), insists=args.port is not None
-        )
+        server = WebServer(application, host=args.host, ports=ports, certificate=certificate_of(access))
     except OSError as error:
-        raise ConfigError(f"cannot serve on {args.host} port {port}: {error}") from error
+        raise ConfigError(f"cannot serve on {args.host} port {ports[-1]}: {error}") from error
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)

@@ -13,11 +13,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.agent.assembly import ALERTS_FILE
+from trainermon.agent.hang.crash import ENDS, end_of
 from trainermon.agent.hang.open_alerts import RANK_DEAD
 from trainermon.agent.runs.folder import RunPlace
 from trainermon.agent.web.listener import TARGETS_FILE
@@ -39,7 +40,7 @@ from trainermon.exporters.store.segments import (
 MAX_NODES = 16
 """Of so many nodes of a run the newest segment is read for the list."""
 MAX_TAGS = 32
-ENDED = frozenset({"finished", "crashed"})
+ENDED = frozenset({"finished", *ENDS})
 """States of a run whose ranks and agents have all ended."""
 _SEVERITIES = tuple(Severity)
 
@@ -52,8 +53,8 @@ class RunFacts:
         key: The run's name in addresses.
         name: Its run id.
         path: Its directory.
-        state: `running`, `silent` (its agent has not ended, and nothing was stored for long), `finished`, `crashed` (a
-            rank of its newest attempt died), or `empty`.
+        state: `running`, `silent` (its agent has not ended, and nothing was stored for long), `finished`, `stopped`
+            (from outside), `killed`, `failed` (by an exception), `crashed` (otherwise), or `empty`.
         problem: What cannot be read of it; "" for nothing.
         started_s: Unix time at which its first rank began.
         last_time_s: Unix time of the newest row that is stored.
@@ -65,7 +66,7 @@ class RunFacts:
         alerts_firing: How many alerts fire; one for all ranks that share rule and first step, as on the run's page.
         alerts: How many there were.
         worst: The gravest severity of those that fire, else None.
-        has_died: Whether a rank of its newest attempt died, and nothing went on after that.
+        end: What became of its newest attempt: `finished`, or how a rank died after which nothing went on.
         tags: What the configuration calls it.
         framework: Which one trains it.
         page: Address of the page of its agent on this machine, if one listens.
@@ -86,7 +87,7 @@ class RunFacts:
     alerts_firing: int = 0
     alerts: int = 0
     worst: str | None = None
-    has_died: bool = False
+    end: str = "finished"
     tags: tuple[str, ...] = ()
     framework: str = ""
     page: str | None = None
@@ -225,10 +226,14 @@ def make_facts(place: RunPlace, files: RunFiles, ends: Mapping[Path, NewestRows 
         alerts_firing=_num_rows(firing),
         alerts=_num_rows(alerts),
         worst=max((alert.severity for alert in firing), key=_SEVERITIES.index, default=None),
-        has_died=any(alert.rule == RANK_DEAD and alert.attempt >= attempt for alert in firing),
+        end=_end(alert.message for alert in firing if alert.rule == RANK_DEAD and alert.attempt >= attempt),
         tags=_tags((config or {}).get("tags")),
         framework=_framework(place.path),
     )
+
+
+def _end(deaths: Iterable[str]) -> str:
+    return max(map(end_of, deaths), key=ENDS.index, default="finished")
 
 
 def _num_rows(alerts: Sequence[Alert]) -> int:

@@ -85,8 +85,7 @@ class RunList:
         if is_up:
             state = "running" if self._clock() - seen_s < SILENT_S else "silent"
         else:
-            ended = "crashed" if facts.has_died else "finished"
-            state = ended if known.files.newest else "empty"
+            state = facts.end if known.files.newest else "empty"
         return dataclasses.replace(facts, state=state, page=agent.url if agent else None)
 
 

@@ -29,7 +29,7 @@ from trainermon.agent.runs.stored_history import StoredHistory, first_line
 from trainermon.agent.turn.rank_files import RankFile, read_rank_file
 from trainermon.agent.web.curves import StoredCurves
 from trainermon.agent.web.findings import RunFindings
-from trainermon.agent.web.overview import has_values, place_of
+from trainermon.agent.web.overview import has_values, num_without_loss, place_of
 from trainermon.alerts.handling import FILE as HANDLING_FILE
 from trainermon.alerts.handling import AlertHandling
 from trainermon.alerts.log import AlertLog
@@ -167,7 +167,7 @@ class StoredRun:
             "run_id": facts.name,
             "attempt": self._read.attempt or facts.attempt,
             "host": ", ".join(self._nodes),
-            "state": "finished" if facts.state in ENDED else facts.state,
+            "state": facts.state,
             "step": latest.step if latest else None,
             "started_s": facts.started_s,
             "world_size": self._read.world_size,
@@ -186,6 +186,7 @@ class StoredRun:
             "heatmaps": self._heatmaps(),
             "rank_quantities": self._read.history.rank_quantities(),
             "rules": len(self._rules),
+            "rules_without_loss": num_without_loss(self._rules, self._read.history),
             "problem": None,
             "takes_orders": False,
             "stored": True,

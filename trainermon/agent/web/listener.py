@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from pathlib import Path
@@ -20,6 +22,7 @@ from trainermon.exporters.discovery import clear_targets, write_targets
 TARGETS_FILE = "prometheus_sd.json"
 TARGETS_FOLDER = "prometheus_sd"
 CLEAR_LIMIT_S = 2.0
+FIRST_PORT, NUM_PORTS = 20_000, 10_000  # below those that systems give out by themselves
 
 _log = logging.getLogger(__name__)
 
@@ -60,11 +63,16 @@ class AgentListener:
             hosts = (*settings.allowed_hosts, self._host)
             application = build_application(node, access=gate, hosts=hosts, escalations=escalations)
             self._server = WebServer(
-                application, host=settings.agent.host, port=settings.agent.port, certificate=certificate_of(access)
+                application,
+                host=settings.agent.host,
+                ports=(settings.agent.port or usual_port(settings.run_dir.parent), 0),
+                certificate=certificate_of(access),
             )
         except (OSError, ConfigError) as error:
             _log.error("no page and no metrics: cannot listen on %s: %s", settings.agent.host, error)
             return
+        if settings.agent.port not in (0, self._server.port):
+            _log.warning("port %d of %s is taken; using a free one", settings.agent.port, settings.agent.host)
         _log.info("page %s", self._server.url)
         for path in self._targets:
             self._executor.submit(_write_targets, path, self._server.target, {"node": self._host})
@@ -75,6 +83,15 @@ class AgentListener:
             await self._server.close()
         cleared = self._executor.submit(_clear_targets, *self._targets)
         await asyncio.wait([asyncio.wrap_future(cleared)], timeout=CLEAR_LIMIT_S)
+
+
+def usual_port(output: Path) -> int:
+    """Return the port for the pages of runs in the folder `output`: the same for each run, so that a tab stays right.
+
+    >>> usual_port(Path("/data/runs")) == usual_port(Path("/data/runs")) != usual_port(Path("/data/other"))
+    True
+    """
+    return FIRST_PORT + zlib.crc32(os.fsencode(output)) % NUM_PORTS
 
 
 def _write_targets(path: Path, target: str, labels: Mapping[str, str]) -> None:

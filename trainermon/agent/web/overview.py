@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ import trainermon
 from trainermon.agent.assembly import AgentParts
 from trainermon.agent.lifecycle.lock import RUNNING
 from trainermon.agent.turn.rank_files import RankFiles
-from trainermon.core.values import Coordinates
+from trainermon.alerts.rules import AlertRule
+from trainermon.core.catalogue import LOSS_SERIES
+from trainermon.core.values import Coordinates, Kind
+from trainermon.exporters.views import RunHistory
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 
@@ -72,6 +76,7 @@ class RunOverview:
             "heatmaps": self._heatmaps(),
             "rank_quantities": self._history.rank_quantities(),
             "rules": len(self._alerting.rules),
+            "rules_without_loss": num_without_loss(self._alerting.rules, self._history),
             "takes_orders": True,
             "diagnosis_pages": True,
             "problem": self._pipeline.status.store_error,
@@ -110,6 +115,13 @@ class RunOverview:
             }
             for state in self._watch.states
         ]
+
+
+def num_without_loss(rules: Sequence[AlertRule], history: RunHistory) -> int:
+    """Return how many rules look at the loss alone and see none, as the run has steps but records no loss."""
+    if history.latest is None or history.lines([LOSS_SERIES])["series"][LOSS_SERIES]:
+        return 0
+    return sum(rule.on.kinds == (Kind.LOSS,) for rule in rules)
 
 
 def place_of(coordinates: Coordinates) -> dict[str, int]:

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import logging
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import h11
 import uvicorn
@@ -26,8 +25,6 @@ HEADER_LIMIT_S = 10.0
 """A connection is closed on which the header of a request does not arrive within this time."""
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - of a socket that listens everywhere
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +48,8 @@ class WebServer:
     Args:
         application: Answers the requests.
         host: Address to listen on.
-        port: Port to listen on; 0 lets the system choose.
+        ports: Ports to listen on, the first that is free; 0 lets the system choose.
         certificate: With it HTTPS is spoken, and nothing else.
-        insists: On this very port; otherwise a free one is used where it is taken.
 
     Raises:
         OSError: No port can be listened on, or the certificate cannot be used.
@@ -64,9 +60,8 @@ class WebServer:
         application: Application,
         *,
         host: str,
-        port: int,
+        ports: Sequence[int],
         certificate: ServerCertificate | None = None,
-        insists: bool = False,
     ) -> None:
         self._scheme = "https" if certificate else "http"
         config = uvicorn.Config(
@@ -83,9 +78,15 @@ class WebServer:
             ssl_keyfile=certificate.key if certificate else None,
         )
         config.load()  # here, where a wrong certificate is an error of whoever starts this
-        self._socket = _listen(host, port, insists=insists)
+        self._socket = _listen(host, ports)
         self._uvicorn = _QuietServer(config)
         self._task = asyncio.get_running_loop().create_task(self._uvicorn.serve(sockets=[self._socket]))
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        port: int = self._socket.getsockname()[1]
+        return port
 
     @property
     def url(self) -> str:
@@ -171,16 +172,13 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _listen(host: str, port: int, *, insists: bool) -> socket.socket:
+def _listen(host: str, ports: Sequence[int]) -> socket.socket:
+    """Listen on the first of `ports` that is free: a page somewhere else is better than none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return _bound(family, host, port)
-    except OSError as error:
-        if port == 0 or insists:
-            raise
-        # Another run on this node has it; a page somewhere else is better than none, and the target file names it.
-        _log.warning("cannot listen on %s port %d (%s); using a free port", host, port, error)
-        return _bound(family, host, 0)
+    for port in ports[:-1]:
+        with contextlib.suppress(OSError):
+            return _bound(family, host, port)
+    return _bound(family, host, ports[-1])
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:

@@ -42,7 +42,8 @@ class AgentConfig:
     Attributes:
         start: Start an agent. With `false` the spool is written and somebody else (a node service) follows it.
         host: Address that the agent's page and `/metrics` listen on.
-        port: Port of the page and `/metrics`; 0 lets the system choose one.
+        port: Port of the page and `/metrics`; 0: one from 20000 to 29999 that is the same for all runs of an output
+            folder, or any that is free where another run has it.
         linger_s: Seconds that the agent waits after the last rank has gone, for a restarted job.
         wait_s: Longest time in seconds that `close()` waits for the agent to have stored everything.
         flush_s: Longest time in seconds between two stored segments.

@@ -200,6 +200,12 @@ export function diagnosisHash(address) {
 }
 
 /**
+ * Whether nothing more will come of a run: it is over, however it ended.
+ * @param {{state: string} | null} run
+ */
+export const hasEnded = (run) => ["finished", "stopped", "killed", "failed", "crashed"].includes(run?.state ?? "");
+
+/**
  * Address of the graph with the dump of this id, attempt and step.
  * @param {{id: string, attempt: number | string, step: number | string}} dump
  */

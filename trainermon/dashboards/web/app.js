@@ -1,7 +1,7 @@
 // Wiring: what the agent says goes into the charts, tables and the sentence on top. Decides nothing else.
 
 import { keep, onAddress, show as showAddress, stated } from "./address.js";
-import { diagnosisHash, getJson, listen, measured } from "./api.js";
+import { diagnosisHash, getJson, hasEnded, listen, measured } from "./api.js";
 import { CurvePanel } from "./curves/panel.js";
 import { followTools, showTheme, showTools } from "./curves/tools.js";
 import { showDiagnosis } from "./diagnosis.js";
@@ -84,7 +84,7 @@ const refresh = perFrame(() => {
 });
 
 const retable = perFrame(() => {
-  showAlerts([...state.alerts.values()], { rules: state.run?.rules, orders: state.run?.takes_orders && state.run.state !== "finished", onShow });
+  showAlerts([...state.alerts.values()], { run: state.run, onShow });
   showDumps(state.dumps, { onShow });
 });
 
@@ -158,9 +158,9 @@ function fetchVerdict() {
 }
 
 function takeConnection() {
-  const finished = state.run?.state === "finished";
+  const finished = hasEnded(state.run);
   const running = !state.run || state.run.state === "running" ? "live" : state.run.state;
-  const name = state.connected ? running : finished ? "finished" : "reconnecting";
+  const name = state.connected ? running : finished ? running : "reconnecting";
   showState(name);
   const banner = byId("banner");
   const problem = state.lostAt === null ? state.run?.problem : null;

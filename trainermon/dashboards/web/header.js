@@ -1,7 +1,7 @@
 // The run's name, state and figures.
 
 import { byId, el, setText } from "./dom.js";
-import { measured, number } from "./api.js";
+import { hasEnded, measured, number } from "./api.js";
 import { formatBytes, formatCount, formatMeasured, formatSeconds, formatStep, formatTime } from "./scales.js";
 
 /** @import { Numeric, Run, StepFigures } from "./types.js" */
@@ -10,6 +10,10 @@ import { formatBytes, formatCount, formatMeasured, formatSeconds, formatStep, fo
 const STATES = {
   live: ["live", "good"],
   finished: ["finished", "calm"],
+  stopped: ["stopped", "calm"],
+  killed: ["killed", "bad"],
+  failed: ["failed", "bad"],
+  crashed: ["crashed", "bad"],
   draining: ["finishing", "calm"],
   reconnecting: ["reconnecting", "warn"],
 };
@@ -72,7 +76,7 @@ function showFooter(run) {
  */
 export function showFigures(run, now, firing) {
   const alive = run.ranks.filter((rank) => rank.alive).length;
-  const finished = run.state === "finished";
+  const finished = hasEnded(run);
   figure("step", "Step", formatStep(now.step));
   figure("loss", "Loss", ...valued(now.loss));
   figure("grad-norm", "Gradient norm", ...valued(now.grad_norm));
@@ -100,7 +104,7 @@ function valued(value) {
  * @param {Run} run
  */
 function dots(run) {
-  if (run.state === "finished" || run.ranks.length > MOST_DOTS || run.ranks.length < 2) return null;
+  if (hasEnded(run) || run.ranks.length > MOST_DOTS || run.ranks.length < 2) return null;
   const squares = run.ranks.map((rank) => {
     const state = rank.alive ? rank.phase : "gone";
     const place = Object.entries(rank.place ?? {}).map(([axis, at]) => `${axis} ${at}`).join(", ");

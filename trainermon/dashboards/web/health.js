@@ -1,12 +1,13 @@
 // The sentence on top of the page: is the training healthy, and if not, where did it begin?
 
-import { diagnosisHash } from "./api.js";
+import { diagnosisHash, hasEnded } from "./api.js";
 import { byId, el } from "./dom.js";
 import { formatSpans, formatStep } from "./scales.js";
-import { countAlerts, rankSpans, sentence } from "./tables.js";
+import { countAlerts, rankSpans, sentence, watching } from "./tables.js";
 
 /** @import { Alert, Assessment, Run } from "./types.js" */
 
+export const NO_LOSS = "No loss is recorded: call monitor.record(loss=loss) in each step of the script.";
 const URGENCY = ["fatal", "critical", "warning", "info"];
 
 /**
@@ -27,7 +28,7 @@ export function principal(alerts) {
  * @returns {Assessment}
  */
 export function assess({ run, alerts, step, verdict, lost }) {
-  const finished = ["finished", "empty"].includes(run.state);
+  const finished = hasEnded(run) || run.state === "empty";
   const first = principal(alerts);
   if (first) return unhealthy(first, alerts, verdict);
   const gone = run.state === "running" ? run.ranks.filter((rank) => !rank.alive) : [];
@@ -40,7 +41,7 @@ export function assess({ run, alerts, step, verdict, lost }) {
     if (finished) return { tone: "calm", headline: "The run ended without a step", details: [] };
     return { tone: "calm", headline: "Waiting for the first step", details: ["The charts fill in as soon as every rank has finished one."] };
   }
-  const details = [history(run, alerts)];
+  const details = [history(run, alerts), ...(run.rules_without_loss ? [NO_LOSS] : [])];
   if (finished) return { tone: "good", headline: `Finished healthy at step ${formatStep(step)}`, details };
   if (run.state === "silent") return { tone: "warn", headline: `Silent since step ${formatStep(step)}`, details: ["Its agent has not ended, and stores nothing any more: it was killed, or its node is gone.", ...details] };
   if (lost) return { tone: "warn", headline: "The agent does not answer", details: [`Training was healthy up to step ${formatStep(step)}.`] };
@@ -53,8 +54,7 @@ export function assess({ run, alerts, step, verdict, lost }) {
  */
 function history(run, alerts) {
   const past = alerts.filter(({ state }) => state === "resolved");
-  const watching = run.rules ? `${run.rules} rules are watching` : "The rules are watching";
-  if (!past.length) return `${watching}; none has fired.`;
+  if (!past.length) return `${watching(run)}; none has fired.`;
   const last = formatStep(Math.max(...past.map((alert) => alert.step)));
   const count = countAlerts(past);
   return count === 1 ? `One earlier alert is over since step ${last}.` : `${count} earlier alerts are over, the last since step ${last}.`;

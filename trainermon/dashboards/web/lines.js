@@ -97,7 +97,7 @@ export class LineChart extends Track {
     this.paintSteps(context, box, { height: this.height });
     this.#paintAlerts(context, box);
     this.axis = range && axis(range[0], range[1], inner.height, this.log);
-    if (!values.length) return this.paintNote(context, box, this.lines.steps.length ? "Not recorded." : "No steps yet.");
+    if (!values.length) return this.paintNote(context, box, !this.lines.steps.length ? "No steps yet." : this.name === "loss" ? "Not recorded: call monitor.record(loss=loss) in each step." : "Not recorded.");
     if (this.axis) this.#paintValues(context, box, this.axis);
     context.save();
     context.beginPath();

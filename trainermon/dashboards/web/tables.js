@@ -1,13 +1,13 @@
 // Alerts and dumps as tables.
 
-import { diagnosisHash, graphAddress, number } from "./api.js";
+import { diagnosisHash, graphAddress, hasEnded, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { orderButtons } from "./orders.js";
 import { formatSpans, formatStatistic, formatStep, formatTime, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 import { kindText } from "./words.js";
 
-/** @import { Alert, AlertGroup, Dump, Finding, Numeric, Series } from "./types.js" */
+/** @import { Alert, AlertGroup, Dump, Finding, Numeric, Run, Series } from "./types.js" */
 
 const SHOWN = 100;
 const MESSAGES = 8;
@@ -19,7 +19,10 @@ const STATUS_TONES = { nonfinite: "firing", clean: "resolved", written: "resolve
 const open = new Set();
 let showAll = false;
 // Only an agent takes orders; a run that is only stored has nobody who would.
-let takesOrders = false;
+const ENDED = "The run has ended: there is nothing left to dump, and no agent that takes an acknowledgement or a silence.";
+const ELSEWHERE = "This page only shows. Dumps are ordered, and alerts acknowledged and silenced, on the page of the run's agent, or by trainermon alerts on its node.";
+/** Why no orders are taken here; "": they are. */
+let refusal = "";
 
 /**
  * Readable name of a series; the same text as SeriesKey.label in Python.
@@ -73,19 +76,28 @@ function order(alerts) {
 }
 
 /**
- * @param {Alert[]} alerts
- * @param {{rules?: number, orders?: boolean, onShow: (step: number) => void}} actions
+ * How many rules watch, and how many cannot.
+ * @param {{rules?: number, rules_without_loss?: number}} run
  */
-export function showAlerts(alerts, { rules, orders = false, onShow }) {
-  takesOrders = orders;
+export function watching({ rules, rules_without_loss: blind }) {
+  if (!rules) return "The rules are watching";
+  return blind ? `${rules - blind} of ${rules} rules are watching, ${blind} have no loss to look at` : `${rules} rules are watching`;
+}
+
+/**
+ * @param {Alert[]} alerts
+ * @param {{run: Run | null, onShow: (step: number) => void}} actions
+ */
+export function showAlerts(alerts, { run, onShow }) {
+  refusal = hasEnded(run) ? ENDED : run?.takes_orders ? "" : ELSEWHERE;
   const all = order(alerts);
   const firing = all.filter(({ state }) => state === "firing").length;
   setText(byId("alerts-hint"), all.length ? `${firing} firing, ${all.length} in all` : "");
   if (!alerts.length) {
-    byId("alerts").replaceChildren(empty("No alerts.", rules ? `${rules} rules are watching.` : "The rules are watching."));
+    byId("alerts").replaceChildren(empty("No alerts.", `${watching(run ?? {})}.`));
     return;
   }
-  const redraw = () => showAlerts(alerts, { rules, orders, onShow });
+  const redraw = () => showAlerts(alerts, { run, onShow });
   const shown = showAll ? all : all.slice(0, SHOWN);
   const head = ["Severity", "Rule", "Step", "Ranks", "Where", "Value", "Expected", "State", ""];
   const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
@@ -198,7 +210,7 @@ function detail(alert, findings) {
     alert.members.length > MESSAGES ? el("p", { cls: "hint" }, `and alike on ${alert.members.length - MESSAGES} more ranks`) : null,
     rows.length ? table("finding-table", ["Series", "Kind", "Value", "Expected"], rows) : null,
     rest > 0 ? el("p", { cls: "hint" }, `and ${formatStep(rest)} more series; these are the worst.`) : null,
-    takesOrders ? orderButtons(alert) : null);
+    refusal ? el("p", { cls: "hint" }, refusal) : orderButtons(alert));
 }
 
 /**

@@ -106,6 +106,8 @@ export interface Run extends StepFigures {
   world_size: number;
   ranks: Rank[];
   rules?: number;
+  /** How many of them look at the loss alone, and see none as none is recorded. */
+  rules_without_loss?: number;
   model?: { parameters: number; is_whole: boolean } | null;
   bytes_per_step?: number;
   skipped_records?: number;

@@ -9,6 +9,7 @@ import abc
 import contextlib
 import logging
 import os
+import shlex
 import time
 import traceback
 import weakref
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from trainermon.core import launcher
 from trainermon.core.config import MonitorConfig, is_followed
 from trainermon.core.control import Phase
 from trainermon.core.events import DetachedEvent, FailedEvent
@@ -36,6 +38,8 @@ from trainermon.monitor.session.script_values import ScriptValues
 logger = logging.getLogger("trainermon")
 
 MAX_TRACEBACK = 16_384
+LOSS_STEPS = 10
+"""After so many steps the log says how a loss is recorded, if there is none."""
 
 _PHASES: Mapping[str, Phase] = MappingProxyType(
     {"setup": Phase.SETUP, "checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION}
@@ -122,6 +126,8 @@ class AttachedRank(abc.ABC):
         self._first_step = 0
         self._reconfiguration = LiveReconfiguration(self._files.page, self._files.journal, self._reconfigure)
         self._polled_epoch = -1  # none
+        # On one rank of the job; in a pipeline the loss is that of another one.
+        self._is_loss_awaited = coordinates.rank == 0 and coordinates.pp_size == 1
 
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
         """Attach the hooks, write the run's files, and start the agent on local rank 0.
@@ -264,6 +270,8 @@ class AttachedRank(abc.ABC):
         if self._coordinates.local_rank == 0 and self._config.agent.start:
             endings.append(partial(self._agent.wait, self._config.agent))
         endings.append(partial(self._agent.empty_outbox, self._config.agent))
+        if self._coordinates.rank == 0:
+            endings.append(self._tell_place)
         for ending in endings:
             _contained(ending)
 
@@ -273,6 +281,29 @@ class AttachedRank(abc.ABC):
             _contained(self._loop.detach)
         _contained(self._close_files)
         self._made.remove()
+
+    def _tell_place(self) -> None:
+        """Log how to look at the run, unless that is told by what has started the job."""
+        if self._loop is None:
+            return
+        self._tell_missing_loss(self._loop.step - self._first_step, enough=1)
+        if self._config.agent.start and launcher.LAUNCHER_VARIABLE not in os.environ:
+            folder = shlex.quote(str(self.run.directory))
+            logger.info("run %s is stored; to look at it: trainermon serve %s", self.run.run_id, folder)
+
+    def _tell_missing_loss(self, num_steps: int, *, enough: int = LOSS_STEPS) -> None:
+        """Log once how a loss is recorded, where `enough` steps have been collected without any."""
+        if not self._is_loss_awaited or num_steps < enough or self._loop is None:
+            return
+        keys = self._loop.collector.table.keys
+        if not keys:
+            return
+        self._is_loss_awaited = False
+        if not any(key.kind is Kind.LOSS for key in keys):
+            logger.warning(
+                "no loss so far: the model returns none that can be told from its other outputs, so the rules on the "
+                "loss watch nothing; record it in each step with monitor.record(loss=loss)"
+            )
 
     def _close_files(self) -> None:
         """Close the files of the spool, and release the rank's lock."""
@@ -307,6 +338,8 @@ class AttachedRank(abc.ABC):
         """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         if self._agent.is_page_awaited:
             self._agent.tell_page(step - self._first_step)
+        if self._is_loss_awaited:
+            self._tell_missing_loss(step - self._first_step)
         epoch = self._files.page.epoch()
         if epoch != self._polled_epoch or self._reconfiguration.waiting:
             self._polled_epoch = epoch

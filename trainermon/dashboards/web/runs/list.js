@@ -15,6 +15,9 @@ const STATE_TITLES = {
   running: "Its ranks train, or its agent stores what they left.",
   silent: "Its agent has not said that it ends, but has stored nothing for five minutes: it was killed, or its node is gone.",
   finished: "Its ranks have ended, and all that they left is stored.",
+  stopped: "It was ended by SIGTERM from outside: a scheduler, a launcher, an operator.",
+  killed: "A rank was killed, and nothing went on after that: often for lack of memory.",
+  failed: "An exception ended the script of a rank; its alert says which.",
   crashed: "A rank died without a good-bye, and nothing went on after that.",
   empty: "No step was stored.",
 };
@@ -89,7 +92,7 @@ export class RunTable {
     /** @param {RunEntry} run */
     const matches = (run) => {
       if (tag && !run.tags.includes(tag)) return false;
-      if (state === "alerts" ? !run.alerts_firing : state === "problem" ? !run.problem && !["silent", "crashed"].includes(run.state) : state !== "all" && run.state !== state) return false;
+      if (state === "alerts" ? !run.alerts_firing : state === "problem" ? !run.problem && !["silent", "killed", "failed", "crashed"].includes(run.state) : state !== "all" && run.state !== state) return false;
       const text = [run.name, run.path, run.framework, ...run.tags, ...run.nodes].join("\n").toLowerCase();
       return words.every((word) => text.includes(word));
     };
