@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,9 @@ LEGEND = 22  # height of what stands below the chart, in CSS pixels
 ROW = GRADIENTS[1]
 
 
-def stored_run(folder: Path) -> Run:
-    counted_run(folder, range(1, NUM_STEPS + 1))
-    run = Run(num_steps=NUM_STEPS, num_blocks=1, world_size=2)
+def stored_run(folder: Path, *, interval: int = 1, num_steps: int = NUM_STEPS) -> Run:
+    counted_run(folder, range(interval, num_steps + 1, interval))
+    run = Run(num_steps=num_steps, num_blocks=1, world_size=2)
     run.rows = [key.label for key in GRADIENTS]
     run.heat = run.heat[: len(run.rows)]
     run.stored = folder
@@ -76,6 +77,58 @@ def test_the_chart_tells_what_is_in_each_bin(serve: Serve, open_page: OpenPage, 
         assert counted.split(" elements")[0] == f"{expected[bin]} of 60", bounds
     assert sum(int(counted.split(" ")[0]) for counted in seen.values()) == 60
     assert told_under(page, step=BAD_STEP, height=0.5)[2] == "2 not finite"
+
+
+@pytest.mark.parametrize("most", [1000, 150, 50])
+def test_no_step_between_two_histograms_is_left_white(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, most: int
+) -> None:
+    agent = serve(stored_run(tmp_path, interval=7, num_steps=7 * 60))
+    page = open_page(agent, "#")
+    page.route(re.compile("/api/histograms"), lambda route: route.continue_(url=limited(route.request.url, most)))
+    page.evaluate(f"location.hash = '#?row=grad_reduced:{ROW.label}'")
+    page.reload()
+
+    chart = page.locator(".track", has_text="Distribution")
+    told = "60 histograms" if most >= 60 else "in 50 columns, neighbours together"
+    expect(chart.locator(".hint").first).to_contain_text(told)
+    white = chart.locator(".plot canvas").first.evaluate(
+        """(canvas, [left, right, low]) => {
+            const scale = canvas.width / canvas.clientWidth;
+            const [from, to] = [left * scale, canvas.width - right * scale];
+            const context = canvas.getContext("2d");
+            const height = canvas.height - low * scale;
+            const ground = context.getImageData(from + 1, 1, 1, 1).data.join();
+            const isWhite = (at) => {
+                const { data } = context.getImageData(from + at, 0, 1, height);
+                const pixels = Array.from({ length: height }, (_, y) => data.slice(4 * y, 4 * y + 4).join());
+                return pixels.every((one) => one === ground);
+            };
+            return Array.from({ length: to - from }, (_, at) => at).filter(isWhite).map((at) => at / (to - from));
+        }""",
+        [LEFT, RIGHT, LEGEND],
+    )
+    assert [share for share in white if share > 7 / 420] == []
+
+
+def limited(url: str, most: int) -> str:
+    return re.sub(r"points=(\d+)", lambda found: f"points={min(int(found[1]), most)}", url)
+
+
+def test_the_first_histograms_are_asked_for_as_many_as_the_chart_has_room_for(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    page = open_page(serve(stored_run(tmp_path)), "#")
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate(f"location.hash = '#?row=grad_reduced:{ROW.label}'")
+    page.reload()
+    expect(page.locator(".track", has_text="Distribution")).to_be_visible()
+
+    (points,) = {int(found[1]) for url in asked if (found := re.search(r"/histograms\?.*points=(\d+)", url))}
+    size = page.locator(".track", has_text="Distribution").locator(".plot").bounding_box()
+    assert size is not None
+    assert points >= (size["width"] - LEFT - RIGHT) / 2
 
 
 def test_its_table_has_the_counts_of_the_store(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:

@@ -36,13 +36,14 @@ export class DensityChart extends Track {
   }
 
   /**
-   * Where a histogram begins and ends: it stands until the next, but no longer than the one before it did.
+   * Where a histogram begins and ends: it stands until the next, but no longer than the one before it did. One that
+   * others were added to stands as long as the last of them.
    * @param {Histograms} data
    * @param {number} at
    */
   #span({ first, last }, at) {
-    const usual = at > 0 ? first[at] - first[at - 1] : (first[1] ?? last[0] + 1) - first[0];
-    return [first[at], Math.max(last[at] + 1, Math.min(first[at + 1] ?? Infinity, first[at] + usual))];
+    const usual = at > 0 ? first[at] - last[at - 1] : (first[1] ?? last[0] + 1) - last[0];
+    return [first[at], Math.min(first[at + 1] ?? Infinity, last[at] + Math.max(1, usual))];
   }
 
   /** Height of the chart without what stands below it. */

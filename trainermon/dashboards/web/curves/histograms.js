@@ -7,7 +7,7 @@ import { kindText } from "../words.js";
 import { DensityChart } from "./density.js";
 import { fileName, savePicture } from "./saving.js";
 
-/** @import { PickedRow } from "../types.js" */
+/** @import { Histograms, PickedRow } from "../types.js" */
 /** @import { TrackOptions } from "../track.js" */
 
 const HEIGHT = 280;
@@ -83,7 +83,8 @@ export class HistogramPanel {
     if (!picked) return;
     this.#last = performance.now();
     this.#asked = String(range);
-    const points = Math.max(50, Math.round((this.chart.box.width || 800) / COLUMN_PIXELS));
+    const width = this.chart.root.isConnected ? this.chart.box.width : this.after.clientWidth;
+    const points = Math.max(50, Math.round(width / COLUMN_PIXELS));
     const found = await getHistograms(histogramAddress(picked, range, points)).catch(() => null); // the lines' chart says why
     if (serial !== this.#serial) return;
     if (!found?.first.length && !this.chart.root.isConnected) return;
@@ -91,7 +92,12 @@ export class HistogramPanel {
     if (!this.chart.root.isConnected) this.after.after(this.chart.root);
     this.#controls(picked);
     this.chart.show(found);
-    const size = found?.first.length ?? 0;
-    setText(this.chart.hint, size ? `${picked.row}, ${kindText(picked.kind)}: share of the elements by power of two, ${formatStep(size)} ${size === 1 ? "histogram" : "histograms"}` : "no histogram on these steps");
+    setText(this.chart.hint, found?.first.length ? `${picked.row}, ${kindText(picked.kind)}: share of the elements by power of two, ${countText(found)}` : "no histogram on these steps");
   }
+}
+
+/** @param {Histograms} found */
+function countText({ first, last }) {
+  if (first.some((step, at) => step !== last[at])) return `histograms in ${formatStep(first.length)} columns, neighbours together`;
+  return `${formatStep(first.length)} ${first.length === 1 ? "histogram" : "histograms"}`;
 }
