@@ -205,9 +205,10 @@ def _differs(when: DocumentNode) -> Differs:
 
 
 def _straggler(when: DocumentNode) -> Straggler:
-    node = when.child("straggler", ("ratio", "window"))
+    node = when.child("straggler", ("ratio", "least_s", "window"))
     window = node.whole("window", 10, at_least=1, at_most=MAX_WINDOW)
-    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=window)
+    least_s = node.number("least_s", 0.025, above=-1e-300)
+    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), least_s=least_s, window=window)
 
 
 def _reported(when: DocumentNode) -> Reported:

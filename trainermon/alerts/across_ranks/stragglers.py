@@ -27,13 +27,15 @@ _SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowes
 class StragglerComparison(ComparisonMemory):
     """Finds ranks whose own work takes longer than their peers', or longer than it used to; waiting is not work.
 
-    Compared are medians of the last steps. What a rank usually needs is known relative to its peers only, so that ranks
-    which slow down together are no stragglers.
+    Compared are medians of the last steps, by their ratio and, so that what a scheduler does to short steps is nobody's
+    fault, by their difference. What a rank usually needs is known relative to its peers only, so that ranks which slow
+    down together are no stragglers.
     """
 
     def __init__(self, condition: Straggler) -> None:
         super().__init__()
         self._limit = np.log(condition.ratio)
+        self._least_s = condition.least_s
         self._paces = RankPaces(condition.window)
         self._place_of: dict[int, int] = {}  # by rank, its place among the paces
         self._rows_of: dict[int, _WorkRows] = {}
@@ -59,11 +61,12 @@ class StragglerComparison(ComparisonMemory):
         calm = judged & ~(excess > self._limit)
         self._paces.learn(places[calm], apart[calm])
         self._note_slowness(parts, judged, np.exp(apart))
-        bad = judged & (excess > np.maximum(self._limit, _SIGNIFICANT * chance))
+        value, baseline = np.exp(levels), np.exp(theirs + used)
+        more_s = value - np.exp(theirs)
+        bad = judged & (excess > np.maximum(self._limit, _SIGNIFICANT * chance)) & (more_s > self._least_s)
         if not bad.any() and are_calm(parts):
             return [None] * len(parts)
-        clear, value, score = excess < self._limit / 2.0, np.exp(levels), np.exp(excess)
-        baseline = np.exp(theirs + used)
+        clear, score = (excess < self._limit / 2.0) | (more_s < self._least_s / 2.0), np.exp(excess)
         return [
             (
                 rows[n].times[:1],

@@ -261,10 +261,14 @@ class Straggler:
 
     Attributes:
         ratio: The condition holds above this ratio of its own work to the others' median.
+        least_s: And only if it is more than so many seconds a step. A scheduler keeps a process waiting for a round of
+            those that share its core, which Linux stretches to 24 ms on eight cores and more (6 ms x (1 + log2 of
+            them), kernel/sched/fair.c): that is no trait of a rank, however much it is of a short step.
         window: Of so many steps the median is taken.
     """
 
     ratio: float = 1.2
+    least_s: float = 0.025
     window: int = 10
 
 
