@@ -29,7 +29,8 @@ class SimulatedAgent:
         run_id: The run.
         attempt: Of the run.
         alerts: Its firing alerts, as an agent tells them.
-        gone: Ranks that do not live any more.
+        gone: Ranks that do not live any more, and have not said why.
+        ended: Ranks that have ended in good order.
         evidence: What is known of its ranks, where they stand still.
         checksums: By step, group, rank and name, of the replicas that its ranks hold.
         reports: What its ranks say of each dump; None for nothing.
@@ -43,6 +44,7 @@ class SimulatedAgent:
         self.attempt = 1
         self.alerts: list[dict[str, Any]] = []
         self.gone: set[int] = set()
+        self.ended: set[int] = set()
         self.evidence: list[dict[str, Any]] = []
         self.checksums: dict[int, dict[str, dict[int, dict[str, int]]]] = {}
         self.reports: str | None = "written"
@@ -73,9 +75,9 @@ class SimulatedAgent:
         ranks = [
             {
                 "rank": r,
-                "alive": r not in self.gone,
+                "alive": r not in self.gone | self.ended,
                 "step": step,
-                "phase": "step",
+                "phase": "closed" if r in self.ended else "step",
                 "lag_s": 0.05,
                 "place": {"dp": r // 8, "tp": r % 8},
             }
@@ -86,6 +88,7 @@ class SimulatedAgent:
             "host": f"node{self._number:03d}",
             "attempt": self.attempt,
             "world_size": self._world_size,
+            "step": step - 1,
             "steps_per_s": self._steps_per_s,
             "ranks": ranks,
             "alerts": self.alerts,

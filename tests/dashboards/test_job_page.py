@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -75,6 +76,74 @@ def test_a_nodes_page_lives_at_the_controllers_address(tmp_path, make_controller
         seen(page, ".headline", "The rank is training")
     finally:
         node.close()
+
+
+def test_a_job_that_has_ended_is_the_same_on_its_page_and_on_its_nodes(tmp_path, make_controller, page, monkeypatch):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    node = Run(tmp_path / "node", world_size=2, linger_s=3600)
+    try:
+        ranks = [node.rank(number) for number in (0, 1)]
+        node.launch_agent()
+        for rank in ranks:
+            rank.steps(0, 12)
+            rank.end()
+        wait_for(lambda: node.get_json("api/run")["state"] == "finished", "the end of the run")
+        controller = make_controller(discovery={"agents": [address(node)]}).ready()
+        page.goto(controller.url)
+        seen(page, ".headline", "Finished at step 11")
+
+        told = {}
+        for at, place in (("job", controller.url), ("node", f"{controller.url}node/run/{socket.gethostname()}/")):
+            page.goto(place)
+            seen(page, "#state", "finished")
+            figures = [page.locator(f"#figure-{name}").inner_text().strip() for name in ("step", "ranks")]
+            firing = page.locator("dt", has_text="Alerts firing").locator("xpath=following-sibling::dd").inner_text()
+            told[at] = (*figures, firing.strip())
+        assert told == {"job": ("11", "2", "0"), "node": ("11", "2", "0")}
+        page.goto(controller.url)
+        seen(page, ".headline", "Finished at step 11")
+        assert page.locator("#ranks").inner_text().startswith("Every rank is fine. All have ended after step 11.")
+        assert page.locator("#nodes .squares i.ended").count() == 2
+        assert page.locator('.gone, [data-tone="bad"]').count() == 0
+    finally:
+        node.close()
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_an_agent_that_has_left_a_finished_job_is_not_missed(page, job, make_controller, is_answering):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+    page.goto(controller.url)
+    seen(page, ".headline", "All 32 ranks are training")
+    said = page.evaluate(
+        """async (up) => {
+            const { assess, readJob } = await import("/static/job_state.js");
+            const rank = (number, phase) => ({ rank: number, alive: false, step: 60, phase, lag_s: 0, place: {} });
+            const agent = (phase) => ({
+                url: "http://a/", host: "n", up, problem: "refused", age_s: 9, run_id: "r", attempt: 1, world_size: 2,
+                step: 59, steps_per_s: 2, alerts: [], ranks: [rank(0, "closed"), rank(1, phase)],
+            });
+            return ["closed", "step"].map((phase) => {
+                const state = readJob({ runs: ["r"], agents: [agent(phase)], escalations: [] }, "r");
+                return [assess(state, true).headline, state.isOver];
+            });
+        }""",
+        is_answering,
+    )
+
+    lost = ["Rank 1 is gone", True] if is_answering else ["Node n does not answer", False]
+    assert said == [["Finished at step 59", True], lost]
+
+
+def test_alerts_of_several_ranks_count_as_on_a_nodes_page(job, make_controller, page):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+    firing = [("loss-spike", 5, 0), ("loss-spike", 5, 1), ("gradient-nonfinite", 7, 1)]
+    job.agents[0].alerts = [
+        {"id": str(n), "rule": rule, "severity": "warning", "rank": rank, "step": step, "message": rule}
+        for n, (rule, step, rank) in enumerate(firing)
+    ]
+
+    page.goto(controller.url)
+    seen(page, "#figure-alerts", "2")
 
 
 def test_a_healthy_job_is_said_to_be_healthy(job, make_controller, page):

@@ -318,6 +318,27 @@ def test_alerts_of_all_ranks_share_a_row_that_unfolds(serve: Serve, open_page: O
     expect(page.locator(".findings")).to_contain_text("and 97 more series")
 
 
+def test_what_a_rule_has_found_again_and_again_is_one_row_that_unfolds(serve: Serve, open_page: OpenPage) -> None:
+    run = Run(num_steps=200)
+    over = [
+        alert(id=f"s{step}", rule="straggler", severity="warning", state="resolved", first_step=step, step=step + 9)
+        for step in range(10, 190, 9)
+    ]
+    run.alerts = [*over, alert(id="now", rule="straggler", severity="warning", first_step=195, step=199)]
+    page = open_page(serve(run))
+    rows = page.locator("tr.alert")
+
+    expect(rows).to_have_count(2)
+    expect(page.locator("#alerts-hint")).to_have_text("1 firing, 21 in all")
+    expect(rows.nth(0)).to_contain_text("firing")
+    times = rows.nth(1).get_by_role("button", name="20 times")
+    times.click()
+    expect(rows).to_have_count(21)
+    expect(rows.nth(20)).to_contain_text("resolved at 190")
+    times.click()
+    expect(rows).to_have_count(2)
+
+
 def test_alerts_are_counted_as_they_are_shown_and_values_say_of_what(serve: Serve, open_page: OpenPage) -> None:
     agent = serve(broken_run())
     page = open_page(agent)

@@ -195,7 +195,15 @@ class ScriptAgent(http.server.BaseHTTPRequestHandler):
             return self.answer_in_halves(is_whole=self.path.endswith("/both"))
         if self.path.startswith("/api/status/"):
             return self.answer(int(self.path.rsplit("/", 1)[1]), "application/json", b"{}")
-        report = {"run_id": "run", "attempt": 1, "host": "host", "world_size": 1, "steps_per_s": 1.0, "ranks": []}
+        report = {
+            "run_id": "run",
+            "attempt": 1,
+            "host": "host",
+            "world_size": 1,
+            "step": None,
+            "steps_per_s": 1.0,
+            "ranks": [],
+        }
         is_report = self.path == "/api/v1/ranks"
         body = json.dumps(report | {"alerts": [], "dumps": {}}).encode() if is_report else b"<script>alert(1)</script>"
         return self.answer(200, "application/json" if is_report else "text/html", body)

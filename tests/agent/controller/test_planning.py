@@ -37,7 +37,15 @@ def agent(url, steps, *, pace=1.0, attempt=1, seen_s=0.0, problem="", dead=()):
         for rank, step in steps.items()
     )
     report = AgentReport(
-        run_id="run", attempt=attempt, host=url, world_size=8, steps_per_s=pace, ranks=ranks, alerts=(), dumps={}
+        run_id="run",
+        attempt=attempt,
+        host=url,
+        world_size=8,
+        step=None,
+        steps_per_s=pace,
+        ranks=ranks,
+        alerts=(),
+        dumps={},
     )
     return AgentHandle(AgentAddress(url), report, seen_s, problem)
 

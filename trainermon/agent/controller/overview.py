@@ -66,6 +66,7 @@ def _describe_agent(agent: AgentHandle, now_s: float) -> dict[str, Any]:
         "attempt": report.attempt,
         "host": report.host,
         "world_size": report.world_size,
+        "step": report.step,
         "steps_per_s": as_plain(report.steps_per_s),
         "ranks": [_describe_rank(state) for state in report.ranks],
         "alerts": [as_plain(alert) for alert in report.alerts],

@@ -24,6 +24,7 @@ def parse_report(plain: Any) -> AgentReport:
             attempt=int(plain["attempt"]),
             host=str(plain["host"]),
             world_size=int(plain["world_size"]),
+            step=None if plain["step"] is None else int(plain["step"]),
             steps_per_s=max(0.0, float(plain["steps_per_s"])),
             ranks=tuple({state.rank: state for state in ranks}.values()),
             alerts=tuple(_alert(entry) for entry in plain["alerts"]),

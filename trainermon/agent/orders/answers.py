@@ -52,6 +52,7 @@ class AgentReport:
         attempt: How often that was started.
         host: Its node.
         world_size: Number of ranks of the job.
+        step: The last step that its ranks have finished, as its page shows; None before that.
         steps_per_s: Pace of its fastest rank; 0 if it is not known.
         ranks: Its ranks, each number once.
         alerts: The alerts that fire.
@@ -62,6 +63,7 @@ class AgentReport:
     host: str
     attempt: int
     world_size: int
+    step: int | None
     steps_per_s: float
     ranks: tuple[RankSummary, ...]
     alerts: tuple[FiringAlert, ...]

@@ -42,15 +42,17 @@ class NodeEscalations:
         self._pipeline = parts.pipeline
         self._reports = parts.orders.dump_reports
         self._watch = parts.watch
+        self._history = parts.views.history
 
     def rank_states(self) -> AgentReport:
         """Return the agent's report for the controller: ranks, their pace, firing alerts, what became of dumps."""
-        now_s = time.monotonic()
+        now_s, latest = time.monotonic(), self._history.latest
         return AgentReport(
             run_id=self._run_id,
             host=socket.gethostname(),
             attempt=self._attempt,
             world_size=max((header.coordinates.world_size for header in self._pipeline.headers.values()), default=0),
+            step=latest.step if latest else None,
             steps_per_s=round(self._watch.steps_per_s, 6),
             ranks=tuple(self._summary(state, now_s) for state in self._watch.states),
             alerts=tuple(map(_firing, self._heard[-MAX_ALERTS:])),

@@ -49,21 +49,35 @@ export const sentence = ({ rule, message }) => (message?.startsWith(`${rule}: `)
 function grouped(alerts) {
   /** @type {Map<string, Alert[]>} */
   const groups = new Map();
-  for (const alert of alerts) {
-    const key = [alert.rule, alert.attempt, alert.first_step, alert.state, alert.severity].join(" ");
-    groups.set(key, [...(groups.get(key) ?? []), alert]);
-  }
+  for (const alert of alerts) groups.set(keyOf(alert), [...(groups.get(keyOf(alert)) ?? []), alert]);
   return [...groups.values()].map((members) => {
     members.sort((a, b) => Number(Boolean(b.diagnosis)) - Number(Boolean(a.diagnosis)) || a.rank - b.rank);
     return { ...members[0], members, num_series: Math.max(...members.map((alert) => alert.num_series)) };
   });
 }
 
+/** @param {Pick<Alert, "rule" | "attempt" | "first_step" | "state" | "severity">} alert */
+const keyOf = ({ rule, attempt, first_step: step, state, severity }) => [rule, attempt, step, state, severity].join(" ");
+
 /**
- * How many rows the table has for `alerts`, so that every place counts alike.
- * @param {Alert[]} alerts
+ * How many findings `alerts` are, of whatever number of ranks, so that every place counts alike.
+ * @param {Parameters<typeof keyOf>[0][]} alerts
  */
-export const countAlerts = (alerts) => grouped(alerts).length;
+export const countAlerts = (alerts) => new Set(alerts.map(keyOf)).size;
+
+/**
+ * What a rule found again and again, and is over, as one: the first, and the others in order.
+ * @param {AlertGroup[]} groups - in order
+ */
+function folded(groups) {
+  /** @type {Map<string, AlertGroup[]>} */
+  const found = new Map();
+  for (const group of groups) {
+    const key = group.state === "resolved" ? [group.rule, group.attempt, group.severity].join(" ") : group.id;
+    found.set(key, [...(found.get(key) ?? []), group]);
+  }
+  return [...found.values()];
+}
 
 /**
  * Firing ones first; then by where they began, because the first one is most often the cause of the others.
@@ -98,11 +112,12 @@ export function showAlerts(alerts, { run, onShow }) {
     return;
   }
   const redraw = () => showAlerts(alerts, { run, onShow });
-  const shown = showAll ? all : all.slice(0, SHOWN);
+  const rowsOfAll = folded(all);
+  const shown = showAll ? rowsOfAll : rowsOfAll.slice(0, SHOWN);
   const head = ["Severity", "Rule", "Step", "Ranks", "Where", "Value", "Expected", "State", ""];
-  const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
-  const more = shown.length < all.length
-    && el("button", { type: "button", cls: "more", onclick: () => ((showAll = true), redraw()) }, `Show all ${all.length}`);
+  const rows = shown.flatMap((groups) => foldRows(groups, { onShow, redraw }));
+  const more = shown.length < rowsOfAll.length
+    && el("button", { type: "button", cls: "more", onclick: () => ((showAll = true), redraw()) }, `Show all ${rowsOfAll.length}`);
   keepFocus(() => byId("alerts").replaceChildren(table("alert-table cards", head, rows), more || ""));
 }
 
@@ -117,16 +132,30 @@ function keepFocus(rebuild) {
 }
 
 /**
- * @param {AlertGroup} alert
+ * @param {AlertGroup[]} groups - of one rule
  * @param {{onShow: (step: number) => void, redraw: () => void}} actions
  */
-function alertRows(alert, { onShow, redraw }) {
+function foldRows([first, ...others], actions) {
+  if (!others.length) return alertRows(first, actions);
+  const id = `again-${first.id}`;
+  const toggle = () => (open.has(id) ? open.delete(id) : open.add(id), actions.redraw());
+  const isOpen = open.has(id);
+  const times = el("button", { type: "button", cls: "link more-series", id, "aria-expanded": String(isOpen), onclick: toggle, title: `found ${others.length + 1} times, last at step ${formatStep(others[others.length - 1].first_step)}` }, `${isOpen ? "▾" : "▸"} ${formatStep(others.length + 1)} times`);
+  return [...alertRows(first, actions, times), ...(isOpen ? others.flatMap((group) => alertRows(group, actions)) : [])];
+}
+
+/**
+ * @param {AlertGroup} alert
+ * @param {{onShow: (step: number) => void, redraw: () => void}} actions
+ * @param {HTMLElement | string} [times] - how often, where others are folded into it
+ */
+function alertRows(alert, { onShow, redraw }, times = "") {
   const { id, severity, state, findings = [] } = alert;
   const toggle = () => (open.has(id) ? open.delete(id) : open.add(id), redraw());
   const isOpen = open.has(id);
   const row = el("tr", { cls: `alert ${state}`, "data-severity": severity },
     el("td", {}, el("span", { cls: `severity ${severity}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[severity] ?? "●"} `), severity)),
-    el("td", {}, alert.rule),
+    el("td", {}, alert.rule, times && " ", times),
     el("td", { cls: "num" }, el("button", { type: "button", cls: "link", title: "Show this step in the charts", onclick: () => onShow(alert.first_step) }, formatStep(alert.first_step))),
     el("td", {}, rankSpans(alert.members) || "–"),
     el("td", { cls: "where" }, where(alert, { toggle, isOpen })),

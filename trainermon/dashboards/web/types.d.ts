@@ -303,6 +303,8 @@ export interface Agent {
   attempt?: number;
   host?: string;
   world_size?: number;
+  /** The last that its ranks have finished. */
+  step?: number | null;
   steps_per_s?: number | null;
   ranks?: Rank[];
   alerts?: JobAlert[];
@@ -364,6 +366,8 @@ export interface JobState {
   nodes: JobNode[];
   ranks: JobRank[];
   living: number;
+  /** Whether no rank lives any more. */
+  isOver: boolean;
   step: number | null;
   pace: number;
   world: number;

@@ -3,9 +3,10 @@
 import { getJson } from "./api.js";
 import { byId, el, segmented, select, setText } from "./dom.js";
 import { RankMap } from "./job_map.js";
-import { assess, readJob, runsOf } from "./job_state.js";
+import { assess, isDone, readJob, runsOf } from "./job_state.js";
 import { pageLink, showEscalations, showNodes, showRanks, turnBack } from "./job_tables.js";
 import { formatSeconds, formatStep } from "./scales.js";
+import { countAlerts } from "./tables.js";
 import { chooseTheme, chosenTheme } from "./theme.js";
 
 /** @import { Assessment, Job, JobRank, JobState } from "./types.js" */
@@ -37,7 +38,8 @@ async function turn() {
   try {
     job = /** @type {Job} */ (await getJson("api/v1/job"));
     show();
-    showState(job.ready ? "live" : "starting", "good");
+    if (state?.isOver) showState("finished", "calm");
+    else showState(job.ready ? "live" : "starting", "good");
   } catch {
     showState("reconnecting", "warn");
   }
@@ -128,11 +130,15 @@ function showHealth({ tone, headline, details }, first) {
  */
 function showFigures(job, state) {
   const up = state.nodes.filter((node) => node.up).length;
+  const left = state.nodes.filter((node) => !node.up && isDone(node)).length;
+  const all = Math.max(state.world, state.ranks.length);
+  const firing = countAlerts(state.alerts.map((alert) => ({ ...alert, attempt: state.attempt, first_step: alert.step, state: "firing" })));
   figure("step", "Step", formatStep(state.step));
   figure("pace", "Time per step", state.pace ? formatSeconds(1 / state.pace) : "–");
-  figure("nodes", "Nodes answering", `${up} / ${state.nodes.length}`, up < state.nodes.length ? "bad" : "");
-  figure("ranks", "Ranks alive", `${formatStep(state.living)} / ${formatStep(Math.max(state.world, state.ranks.length))}`, state.living < state.world ? "bad" : "");
-  figure("alerts", "Alerts firing", formatStep(state.alerts.length), state.alerts.length > 0 ? "bad" : "");
+  figure("nodes", "Nodes answering", `${up} / ${state.nodes.length}`, up + left < state.nodes.length ? "bad" : "");
+  if (state.isOver) figure("ranks", "Ranks", formatStep(all));
+  else figure("ranks", "Ranks alive", `${formatStep(state.living)} / ${formatStep(all)}`, state.living < state.world ? "bad" : "");
+  figure("alerts", "Alerts firing", formatStep(firing), firing > 0 ? "bad" : "");
   figure("open", "Escalations open", formatStep(job.escalations.filter((entry) => !entry.outcome).length));
 }
 
@@ -143,12 +149,12 @@ function showFigures(job, state) {
  * @param {string} [tone]
  */
 function figure(id, label, text, tone = "") {
-  let number = document.querySelector(`#figure-${id} .number`);
-  if (!number) {
-    number = el("span", { cls: "number" });
-    byId("figures").append(el("div", { cls: "figure" }, el("dt", {}, label), el("dd", { id: `figure-${id}` }, number)));
+  if (!document.getElementById(`figure-${id}`)) {
+    const [name, number] = [el("dt", { id: `label-${id}` }), el("span", { id: `number-${id}`, cls: "number" })];
+    byId("figures").append(el("div", { cls: "figure" }, name, el("dd", { id: `figure-${id}` }, number)));
   }
-  setText(number, text);
+  setText(byId(`label-${id}`), label);
+  setText(byId(`number-${id}`), text);
   byId(`figure-${id}`).dataset.tone = tone;
 }
 

@@ -1,7 +1,7 @@
 // All ranks of a large job on one canvas: a square for each, node by node, in the colour of the worst that is to be said.
 
 import { byId, el, fitCanvas } from "./dom.js";
-import { describe, toneOf } from "./job_state.js";
+import { describe, needsLook, toneOf } from "./job_state.js";
 import { formatStep } from "./scales.js";
 import { onTheme } from "./theme.js";
 import { hideTip, showTip } from "./tip.js";
@@ -11,7 +11,7 @@ import { hideTip, showTip } from "./tip.js";
 const CELL = 7; // CSS pixels, with the gap
 const GAP = 1;
 /** @type {Record<string, string>} */
-const COLOURS = { fine: "good", behind: "warning", info: "warning", warning: "warning", critical: "critical", fatal: "fatal", gone: "critical", unknown: "faint" };
+const COLOURS = { fine: "good", behind: "warning", info: "warning", warning: "warning", critical: "critical", fatal: "fatal", gone: "critical", unknown: "faint", ended: "faint" };
 
 export class RankMap {
   /** @type {JobRank[]} */
@@ -60,8 +60,8 @@ export class RankMap {
       context.fillRect(x, y, CELL - GAP, CELL - GAP);
       if (tone === "gone") context.clearRect(x + 1.5, y + 1.5, CELL - GAP - 3, CELL - GAP - 3);
     });
-    const fine = tones.filter((tone) => tone === "fine").length;
-    this.#canvas.setAttribute("aria-label", `${formatStep(tones.length)} ranks, ${formatStep(tones.length - fine)} of them need a look`);
+    const troubled = this.#ranks.filter(needsLook).length;
+    this.#canvas.setAttribute("aria-label", `${formatStep(tones.length)} ranks, ${formatStep(troubled)} of them need a look`);
   }
 
   /** @param {MouseEvent} event */

@@ -29,7 +29,7 @@ export function readJob(job, run) {
   const attempt = most(agents.map((agent) => agent.attempt ?? 0));
   const newest = agents.filter((agent) => agent.run_id === undefined || agent.attempt === attempt);
   const living = newest.flatMap((agent) => ((agent.up && agent.ranks) || [])).filter((rank) => rank.alive);
-  const step = living.length ? most(living.map((rank) => rank.step)) : null;
+  const steps = newest.flatMap((agent) => (typeof agent.step === "number" ? [agent.step] : []));
   const pace = most(newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
   const now = most(newest.filter((agent) => agent.up).flatMap((agent) => (agent.ranks ?? []).filter((rank) => rank.alive).map((rank) => stepNow(rank, agent, pace))));
   const nodes = newest.map((agent) => readNode(agent, now, pace));
@@ -37,7 +37,11 @@ export function readJob(job, run) {
   const world = most(newest.map((agent) => agent.world_size ?? 0));
   const standstill = (run !== undefined && job.standstills?.[run]) || null;
   const divergences = (run !== undefined && job.divergences?.[run]) || [];
-  return { run, attempt, nodes, standstill, divergences, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
+  const isOver = ranks.length > 0 && ranks.every((rank) => !rank.alive && (rank.up || hasEnded(rank)));
+  return {
+    run, attempt, nodes, standstill, divergences, ranks, living: living.length, isOver, step: steps.length ? most(steps) : null, pace, world,
+    alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []),
+  };
 }
 
 /**
@@ -66,7 +70,8 @@ function readNode(agent, now, pace) {
   const ranks = (agent.ranks ?? []).map((rank) => {
     const own = alerts.filter((alert) => alert.rank === rank.rank).sort(byUrgency);
     const behind = rank.alive ? Math.floor(now - stepNow(rank, agent, pace)) : 0;
-    return { ...rank, node: agent.host, url, alerts: own, behind: behind >= BEHIND_STEPS ? behind : 0, up: agent.up };
+    const step = hasEnded(rank) ? (agent.step ?? rank.step) : rank.step;
+    return { ...rank, step, node: agent.host, url, alerts: own, behind: behind >= BEHIND_STEPS ? behind : 0, up: agent.up };
   });
   return { ...agent, url, name: agent.host ?? agent.url.replace(/^https?:\/\/|\/$/g, ""), alerts, ranks };
 }
@@ -87,28 +92,42 @@ function pageOf({ url, run_id: run, host }) {
 const byUrgency = (a, b) => URGENCY.indexOf(a.severity) - URGENCY.indexOf(b.severity) || a.step - b.step;
 
 /**
- * One word for a rank, the worst that is to be said: gone, unknown, a severity, behind, or fine.
+ * Whether a rank has closed its journal and ended, and was not killed.
+ * @param {Rank} rank
+ */
+const hasEnded = ({ alive, phase }) => !alive && phase === "closed";
+
+/**
+ * Whether all that a node had to do is done; then its agent may leave.
+ * @param {JobNode} node
+ */
+export const isDone = ({ ranks }) => ranks.length > 0 && ranks.every(hasEnded);
+
+/**
+ * One word for a rank, the worst that is to be said: gone, unknown, a severity, behind, ended in good order, or fine.
  * @param {JobRank} rank
- * @returns {"unknown" | "gone" | Severity | "behind" | "fine"}
+ * @returns {"unknown" | "gone" | Severity | "behind" | "ended" | "fine"}
  */
 export function toneOf(rank) {
+  if (hasEnded(rank)) return rank.alerts[0]?.severity ?? "ended";
   if (!rank.up) return "unknown";
   if (!rank.alive) return "gone";
   return rank.alerts[0]?.severity ?? (rank.behind ? "behind" : "fine");
 }
 
 /** @param {JobRank} rank */
-export const needsLook = (rank) => toneOf(rank) !== "fine";
+export const needsLook = (rank) => !["fine", "ended"].includes(toneOf(rank));
 
 /** @param {JobRank} rank */
 export function describe(rank) {
   const tone = toneOf(rank);
   if (tone === "unknown") return "its agent does not answer";
   if (tone === "gone") return `gone, last seen at step ${formatStep(rank.step)}`;
+  if (hasEnded(rank)) return [`ended after step ${formatStep(rank.step)}`, ...rank.alerts.map(({ rule }) => rule)].join(", ");
   return [rank.phase, `step ${formatStep(rank.step)}`, ...rank.alerts.map(({ rule }) => rule)].join(", ");
 }
 
-const TONES = ["gone", ...URGENCY, "behind", "unknown", "fine"];
+const TONES = ["gone", ...URGENCY, "behind", "unknown", "ended", "fine"];
 
 /**
  * 0 for the rank that needs a look most.
@@ -139,7 +158,7 @@ export function assess(state, ready) {
     const headline = ready ? "No agent of a run is found" : "Looking for agents";
     return { tone: "calm", headline, details: ["Agents appear here as soon as they answer."] };
   }
-  if (!state.living) return { tone: "calm", headline: "No rank is running", details: ["The agents still hold what the run has left."] };
+  if (state.isOver) return { tone: "good", headline: `Finished at step ${formatStep(state.step)}`, details: ["Every rank has ended in good order, and no alert was firing."] };
   return { tone: "good", headline: state.living === 1 ? "The rank is training" : `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
 }
 
@@ -172,7 +191,7 @@ function diverging({ divergences }) {
  * @returns {Assessment | null}
  */
 function silent({ nodes }) {
-  const down = nodes.filter((node) => !node.up);
+  const down = nodes.filter((node) => !node.up && !isDone(node));
   if (!down.length) return null;
   const headline = down.length === 1 ? `Node ${down[0].name} does not answer` : `${down.length} of ${nodes.length} nodes do not answer`;
   return { tone: "bad", headline, details: down.length === 1 ? [down[0].problem] : [] };
@@ -182,9 +201,9 @@ function silent({ nodes }) {
  * @param {JobState} state
  * @returns {Assessment | null}
  */
-function gone({ ranks, living }) {
-  const lost = ranks.filter((rank) => rank.up && !rank.alive);
-  if (!lost.length || !living) return null; // all of them: the run is over
+function gone({ ranks }) {
+  const lost = ranks.filter((rank) => toneOf(rank) === "gone");
+  if (!lost.length) return null;
   return { tone: "bad", headline: `${plural(lost)} ${formatSpans(lost.map(({ rank }) => rank), MOST_SPANS)} ${lost.length === 1 ? "is" : "are"} gone`, details: [] };
 }
 

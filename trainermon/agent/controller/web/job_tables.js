@@ -2,7 +2,7 @@
 
 import { byId, el, setText } from "./dom.js";
 import { formatSeconds, formatSpans, formatStep } from "./scales.js";
-import { byTrouble, describe, needsLook, toneOf, urgencyOf } from "./job_state.js";
+import { byTrouble, describe, isDone, needsLook, toneOf, urgencyOf } from "./job_state.js";
 import { empty, sentence, table } from "./tables.js";
 import { GLYPHS } from "./theme.js";
 
@@ -40,14 +40,14 @@ export function showNodes(state, search, redraw) {
 
 /** @param {JobNode} node */
 function nodeRow(node) {
-  const steps = node.ranks.filter((rank) => rank.alive).map((rank) => rank.step);
+  const steps = node.ranks.filter((rank) => rank.alive || toneOf(rank) === "ended").map((rank) => rank.step);
   const [low, high] = [Math.min(...steps), Math.max(...steps)];
   return el("tr", {},
     el("td", {}, pageLink(node.url, node.name)),
-    el("td", {}, node.up ? el("span", { cls: "pill resolved" }, "answers") : el("span", { cls: "pill firing", title: node.problem }, "silent")),
+    el("td", {}, isDone(node) ? el("span", { cls: "pill resolved" }, "finished") : node.up ? el("span", { cls: "pill resolved" }, "answers") : el("span", { cls: "pill firing", title: node.problem }, "silent")),
     el("td", { cls: "num" }, !steps.length ? "–" : low === high ? formatStep(high) : `${formatStep(low)} – ${formatStep(high)}`),
     el("td", {}, squares(node.ranks), " ", el("span", { cls: "hint" }, formatSpans(node.ranks.map(({ rank }) => rank)))),
-    el("td", { cls: "where" }, node.up ? ruleList(node.alerts) : el("span", { cls: "message" }, node.problem)),
+    el("td", { cls: "where" }, node.up || isDone(node) ? ruleList(node.alerts) : el("span", { cls: "message" }, node.problem)),
     el("td", {}, node.age_s === undefined ? "never" : node.up ? "now" : `${formatSeconds(node.age_s)} ago`));
 }
 
@@ -83,7 +83,7 @@ export function showRanks(state, onlyTroubled, search, redraw) {
   setText(byId("ranks-hint"), state.ranks.length ? `${troubled.length} of ${formatStep(state.ranks.length)} need a look` : "");
   if (!chosen.length) {
     /** @type {[string, string]} */
-    const texts = search ? ["No rank is found.", "The search looks at names of nodes and at numbers of ranks."] : state.ranks.length ? ["Every rank is fine.", `All are at step ${formatStep(state.step)} or one before it.`] : ["No ranks.", "No agent has said which it has."];
+    const texts = search ? ["No rank is found.", "The search looks at names of nodes and at numbers of ranks."] : state.ranks.length ? ["Every rank is fine.", state.isOver ? `All have ended after step ${formatStep(state.step)}.` : `All are at step ${formatStep(state.step)} or one after it.`] : ["No ranks.", "No agent has said which it has."];
     return byId("ranks").replaceChildren(empty(...texts));
   }
   const rows = shown("ranks", chosen).map(rankRow);
@@ -94,7 +94,7 @@ export function showRanks(state, onlyTroubled, search, redraw) {
 /** @param {JobRank} rank */
 function rankRow(rank) {
   const place = Object.entries(rank.place ?? {}).map(([axis, index]) => `${axis} ${index}`).join("  ");
-  const state = toneOf(rank) === "gone" ? el("span", { cls: "gone" }, "gone") : rank.up ? rank.phase : el("span", { cls: "message" }, "not known");
+  const state = toneOf(rank) === "gone" ? el("span", { cls: "gone" }, "gone") : toneOf(rank) === "ended" ? "ended" : rank.up ? rank.phase : el("span", { cls: "message" }, "not known");
   return el("tr", {},
     el("td", {}, String(rank.rank)),
     el("td", {}, pageLink(rank.url, rank.node ?? "")),
