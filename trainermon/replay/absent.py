@@ -20,12 +20,12 @@ def absent_from_replay(keeper: ForwardKeeper) -> tuple[str, ...]:
         ("a backward through a backward (create_graph)", keeper.is_differentiated),
         ("a transform of torch.func", keeper.is_transformed),
         ("a communication hook", any(getattr(stage.wrapper, "_comm_hooks", ()) for stage in keeper.stages)),
-        ("a hook on accumulated gradients", any(map(_has_own_hook, parameters))),
+        ("a hook on accumulated gradients", any(map(has_own_hook, parameters))),
     )
     return tuple(words for words, is_there in known if is_there)
 
 
-def _has_own_hook(parameter: nn.Parameter) -> bool:
+def has_own_hook(parameter: nn.Parameter) -> bool:
     """Return whether the script itself has a hook on the accumulated gradient of `parameter`."""
     hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
     homes = (getattr(hook, "__module__", None) or type(hook).__module__ for hook in hooks)

@@ -193,7 +193,7 @@ class TapCollection:
         if self._config.ur_distribution:
             self._states.take_updates()
         if self._config.xy_distribution:
-            self._regions.step_ended(self._modules.num_seen)
+            self._regions.step_ended(self._modules.num_seen, self._modules.called_outside)
         self._values.at_exit(outcome)
         if self._features.are_any:
             self._features.at_exit()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+
+import torch
+
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.compiled_regions import has_compiled
 from trainermon.monitor.taps.training import Training
+from trainermon.replay.absent import has_own_hook
+
+_NOTHING_FOUND = "the script itself writes to them, which is no fault, or does without the optimizer's step()"
 
 
 class UnseenChanges:
-    """Warns of changes that the hooks do not see: optimizer steps inside of `torch.compile`, and other parameters.
+    """Warns of changes that the hooks do not see: steps of no watched optimizer, and other parameters.
 
     Once of each.
     """
@@ -30,16 +38,49 @@ class UnseenChanges:
         if self._has_told_of_step or self._guard.tripped or self._num_writes == self._training.num_writes():
             return
         self._has_told_of_step = True
+        watched = type(self._training.optimizer).__name__
         self._collector.tell(
-            "parameters were written to since the last step of the watched optimizer that was seen, and nothing is "
-            "collected of that: another optimizer took over or steps too (call set_monitor with the one that is used), "
-            "optimizers step in hooks of the backward, or a wrapper (as SAM) does without their step(); steps inside "
-            "of torch.compile are not seen, so leave optimizer.step() out of what is compiled (it is no fault if the "
-            "script itself writes to parameters between steps)"
+            f"parameters were written to since the last step of the watched {watched} that was seen, and nothing is "
+            f"collected of that: {'; '.join(self._found()) or _NOTHING_FOUND}"
         )
+
+    def _found(self) -> list[str]:
+        """Return in words what may have written to the parameters, of what there is in this process."""
+        others = sorted({type(other).__name__ for other in _other_optimizers(self._training)})
+        hooked = any(has_own_hook(parameter.tensor) for parameter in self._training.parameters)
+        known = (
+            (
+                f"another optimizer ({', '.join(others)}) has them, too: call set_monitor with the one whose step() "
+                "is called",
+                others,
+            ),
+            ("the script has hooks on accumulated gradients; steps in them are not seen", hooked),
+            (
+                "the script has compiled code; steps inside of torch.compile are not seen, so leave optimizer.step() "
+                "out of what is compiled",
+                has_compiled(),
+            ),
+        )
+        return [words for words, is_there in known if is_there]
 
     def look_for_parameters(self) -> None:
         """Warn of parameters that the model or the optimizer holds now, and that are not watched; once of each."""
         message = self._training.look_for_changes()
         if message:
             self._collector.tell(message)
+
+
+def _other_optimizers(training: Training) -> list[torch.optim.Optimizer]:
+    """Return the other optimizers of this process that step a watched parameter.
+
+    All objects are looked through, which takes 50 ms for a million; once in a training.
+    """
+    watched = {id(parameter.tensor) for parameter in training.parameters}
+    # not isinstance, which asks each object for its class
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    return [
+        other
+        for other in found
+        if other is not training.optimizer
+        and any(id(tensor) in watched for group in other.param_groups for tensor in group["params"])
+    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -187,6 +188,26 @@ class _PreparedModule:
         self.series: dict[tuple[str, int, int | None], int] = {}
 
 
+_IN_COMPILED = (
+    "the script has compiled code (torch.compile), in which hooks that come later never fire: call "
+    "trainermon.compile_friendly(model) before torch.compile"
+)
+_UNCALLED = "none was called; if the script computes with its weights otherwise, no hook sees what"
+
+
+def _passed_by(name: str) -> str:
+    return (
+        f"{name} was called while no forward of the model ran, as where children or a method of it are called "
+        "directly, or its forward is a generator: call the model itself, or hand set_monitor a list of the modules "
+        "that are called"
+    )
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process."""
+    return getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0) > 0
+
+
 class CompiledRegions:
     """Records inputs and outputs of the prepared `modules` when compiled code runs them.
 
@@ -222,17 +243,16 @@ class CompiledRegions:
         for site in self._watched:
             _watchers.pop(site, None)
 
-    def step_ended(self, num_seen_by_hooks: int) -> None:
-        """Warn if modules should have been seen in this step, but none was, neither here nor by hooks."""
+    def step_ended(self, num_seen_by_hooks: int, called_outside: str = "") -> None:
+        """Warn if modules should have been seen in this step, but none was, neither here nor by hooks.
+
+        `called_outside` names a module that hooks saw while no forward of the model ran.
+        """
         if not self._num_modules or self.num_seen or num_seen_by_hooks or not self._steps.has_backward:
             return
         if not self.unseen_steps:
-            self._collector.tell(
-                "activations are asked for, but not one module was seen in a step: its forward is passed by (call "
-                "the model itself, not a method or children of it, and have its forward be no generator), its backward "
-                "is split in two (zero-bubble schedules), or the model runs in compiled code, where hooks that come "
-                "later never fire (call trainermon.compile_friendly(model) before torch.compile)"
-            )
+            why = _passed_by(called_outside) if called_outside else _IN_COMPILED if has_compiled() else _UNCALLED
+            self._collector.tell(f"activations are asked for, but not one module was seen in a step: {why}")
         self.unseen_steps += 1
 
     def _see(self, watched: _PreparedModule, tensor: Tensor, slot: str) -> None:

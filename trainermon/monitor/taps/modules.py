@@ -67,6 +67,7 @@ class ModuleTaps:
 
     Attributes:
         num_seen: Calls of modules seen since `attach`.
+        called_outside: A module that trained while no forward of the model ran; "" if none did.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ModuleTaps:
         self._unreadable: set[str] = set()
         self._forward = self._backward = True
         self.num_seen = 0
+        self.called_outside = ""
         self._several_micro_steps = self._is_crowd_told = False
 
     def attach(self, *, forward: bool, backward: bool, micro_steps: int) -> None:
@@ -152,6 +154,8 @@ class ModuleTaps:
 
     def _is_passed_over(self, watched: _TappedModule, *, recomputing: bool) -> bool:
         if recomputing and (self._steps.muted or not in_backward()):
+            if torch.is_grad_enabled() and not self._steps.muted and watched.module.module.training:
+                self.called_outside = self.called_outside or watched.module.name
             return True
         if not self._steps.is_crowded(watched.module.stage):
             return False
