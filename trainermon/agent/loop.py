@@ -227,5 +227,6 @@ def _record_turns(parts: AgentParts, dumps: DumpFollowUp) -> RecordTurns:
         reactions=parts.orders.reactions,
         alerts=parts.alerting.book,
         watch=parts.watch,
+        judge=parts.alerting.judge,
         schedule=dumps.schedule,
     )

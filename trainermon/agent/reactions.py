@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
@@ -56,6 +56,10 @@ class RuleConsumer(RecordConsumer):
         self._engine = engine
         self._report = report
 
+    def on_header(self, header: Header) -> None:
+        """Note that blocks of this rank will come."""
+        self._engine.meet(header)
+
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """Begin to evaluate the rules on one step of one rank."""
         self._engine.take(header, keys, block)
@@ -63,6 +67,11 @@ class RuleConsumer(RecordConsumer):
     def end_round(self) -> None:
         """Evaluate the rules on the steps of all ranks."""
         for alert in self._engine.settle():
+            self._report(alert)
+
+    def leave(self, over: Collection[int]) -> None:
+        """Wait no longer for the ranks in `over`, all of whose steps were read, to compare the others."""
+        for alert in self._engine.leave(over):
             self._report(alert)
 
     def report(self, statement: AgentStatement) -> None:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainermon.alerts.across_ranks.across import AcrossRanks
+from trainermon.alerts.across_ranks.across import AcrossRanks, ComparedStep
 from trainermon.alerts.batch import StepBatches, TakenStep
 from trainermon.alerts.conditions.criteria import Differs, Straggler
 from trainermon.alerts.conditions.watchers import history_of
@@ -145,6 +145,14 @@ class RuleEngine:
             alert for rank, changes in self._settle() for found in (rank.ended_unseen(), changes) for alert in found
         ]
 
+    def meet(self, header: Header) -> None:
+        """Note that a rank has begun, so that the others wait for its steps."""
+        self._across.meet(header)
+
+    def leave(self, over: Collection[int]) -> list[Alert]:
+        """Return what has changed as nothing more comes of the ranks in `over`: other ranks no longer wait for them."""
+        return self._compare(self._across.leave(over))
+
     def prime(self, header: Header, keys: Sequence[SeriesKey], blocks: Iterable[StatBlock]) -> None:
         """Replay steps that were evaluated before a restart, in order, without reporting anything.
 
@@ -212,18 +220,18 @@ class RuleEngine:
         for step in begun:
             if step.taken is not None:
                 step.changes += step.rank.changes(is_calm=step.rank.moment.rank not in restless)
-                step.changes += self._compare(step.header, step.time_s, step.taken)
+                step.changes += self._compare(self._across.add(step.header, step.time_s, step.taken))
         return [(step.rank, step.changes) for step in begun]
 
-    def _compare(self, header: Header, time_s: float, taken: TakenStep) -> list[Alert]:
+    def _compare(self, complete: Iterable[ComparedStep]) -> list[Alert]:
         changes = []
-        for compared in self._across.add(header, time_s, taken):
+        for compared in complete:
             for found in compared.found:
                 found.apply()
                 part = found.part
                 changes += self._rank(part.rank).take_comparison(part.watch, found.step, part.time_s)
             for number in compared.ranks:
-                self._rank(number).note_compared(compared.step)
+                self._rank(number).note_compared(compared.rules, compared.step)
         return changes
 
     def _alerts(self, state: AlertState, *, held: bool) -> list[Alert]:

@@ -95,7 +95,7 @@ class RankRules:
         self._has_alerts = False
         self._plans = RowPlans(tuple(self._watches.values()), shared.matching)
         self._loss_level = LossLevel()
-        self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
+        self._compared_places: dict[str, tuple[int, int]] = {}  # by rule, the last attempt and step that was compared
         self._resumed: dict[str, Alert] = {}  # by rule; not found again yet
         self._resumed_ids: set[str] = set()
         self._unreported: list[Alert] = []
@@ -153,9 +153,9 @@ class RankRules:
         self._shared.note_firing(watch.rule.name, moment.rank, is_firing=watch.group.firing)
         return changes
 
-    def note_compared(self, step: int) -> None:
-        """Record that ranks were compared on `step`: an alert that was to come by then does not come any more."""
-        self._compared_place = (self.moment.attempt, step)
+    def note_compared(self, rules: Iterable[str], step: int) -> None:
+        """Record that `rules` compared ranks on `step`: an alert that was to come by then does not come any more."""
+        self._compared_places.update(dict.fromkeys(rules, (self.moment.attempt, step)))
 
     def ended_unseen(self) -> list[Alert]:
         """Return, once each, the ends of alerts that fired before a restart of the agent and no longer do.
@@ -187,7 +187,9 @@ class RankRules:
     def _is_past(self, alert: Alert) -> bool:
         watch = self._watches.get(alert.rule)
         compares = watch is not None and watch.compares and alert.attempt == self.moment.attempt
-        now = self._compared_place if compares else (self.moment.attempt, self.moment.step)
+        now = (self.moment.attempt, self.moment.step)
+        if compares:
+            now = self._compared_places.get(alert.rule, (-1, -1))
         return (alert.attempt, alert.step) <= now
 
     def _changes(self, watches: Iterable[RuleWatch], moment: AlertMoment) -> list[Alert]:

@@ -196,6 +196,28 @@ def test_of_two_copies_both_are_named_and_of_three_the_odd_one(tmp_path: Path) -
     assert [alert.rank for alert in three.run(range(3), lambda n: flipped(n, [0, 2], at=1, num_ranks=3))] == [1]
 
 
+def test_of_two_copies_that_still_differ_none_is_over(tmp_path: Path) -> None:
+    norms = DIFFERS.replace("differs: true", "differs: {tolerance: 1e-6}").replace("comm]}", "comm], statistic: norm}")
+    job = Job(rules(tmp_path, norms), places(2), PARAMS[:2], [REPLICATED] * 2)
+
+    def drifted(number: int) -> dict[int, dict[int, float]]:
+        """Rank 1 leaves first; later both tensors of rank 0 have gone as far, then one of them further."""
+        ahead = {0: 1.0, 1: 2.0}
+        if number < 2:
+            return {0: ahead, 1: ahead}
+        if number < 5:
+            return {0: ahead, 1: {0: 1.5, 1: 2.5}}
+        if number < 8:
+            return {0: {0: 3.0, 1: 2.0}, 1: {0: 1.1, 1: 2.5}}
+        return {0: {0: 1.5, 1: 2.5}, 1: {0: 1.5, 1: 2.5}}
+
+    found = job.run(range(12), drifted)
+
+    assert told(found)[:2] == [("differs", FIRING, 1, 2), ("differs", FIRING, 0, 5)]
+    assert [(state, rank) for _, state, rank, _ in told(found) if state is RESOLVED] == [(RESOLVED, 0), (RESOLVED, 1)]
+    assert {alert.step for alert in found if alert.state is RESOLVED} == {9}
+
+
 @pytest.mark.parametrize(
     ("placement", "axes"),
     [
@@ -421,7 +443,7 @@ def test_rank_that_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> Non
 @settings(PATIENT, max_examples=60)
 def test_every_step_is_complete_once_and_in_order_however_ranks_take_turns(num_ranks: int, seed: int, lag: int) -> None:
     random = np.random.default_rng(seed)
-    steps, done = OpenSteps(), []
+    steps, done = OpenSteps(max_steps=MAX_OPEN_STEPS), []
     place = np.zeros(num_ranks, int)
     while (place < 40).any():
         able = np.flatnonzero((place < 40) & (place <= place.min() + lag))
@@ -434,7 +456,7 @@ def test_every_step_is_complete_once_and_in_order_however_ranks_take_turns(num_r
 
 
 def test_rank_that_was_missing_is_waited_for_once_it_is_back() -> None:
-    steps = OpenSteps()
+    steps = OpenSteps(max_steps=MAX_OPEN_STEPS)
     for number in range(MAX_OPEN_STEPS + 5):
         steps.add(number, 0, {}, num_ranks=2)
 

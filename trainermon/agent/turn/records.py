@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.orders.dumps import DumpEntry
 from trainermon.agent.pipeline import RecordPipeline
-from trainermon.agent.reactions import Reactions
+from trainermon.agent.reactions import Reactions, RuleConsumer
 from trainermon.agent.turn.views import RunViews
 from trainermon.agent.watch import RankWatch
 
@@ -22,6 +22,7 @@ class RecordTurns:
         reactions: Has noted new dumps and ended ranks.
         alerts: Writes alerts to the log.
         watch: Tells which ranks live.
+        judge: Compares ranks without those that are gone.
         schedule: Called with each dump that is to be diagnosed.
 
     Attributes:
@@ -36,6 +37,7 @@ class RecordTurns:
         reactions: Reactions,
         alerts: AlertBook,
         watch: RankWatch,
+        judge: RuleConsumer,
         schedule: Callable[[DumpEntry], None],
     ) -> None:
         self.has_read_all = False
@@ -44,6 +46,7 @@ class RecordTurns:
         self._reactions = reactions
         self._alerts = alerts
         self._watch = watch
+        self._judge = judge
         self._schedule = schedule
         self._num_ended = 0
         self._forgotten: set[int] = set()
@@ -87,8 +90,9 @@ class RecordTurns:
         return self._pipeline.flush()
 
     def _forget_gone(self) -> None:
-        """Show nothing more of ranks that are gone, now that all they wrote was read."""
+        """Show nothing more of ranks that are gone, and wait for none, now that all they wrote was read."""
         gone = {state.rank for state in self._watch.states if not state.alive}
+        self._judge.leave(gone)
         self._views.end_ranks(gone - self._forgotten)
         self._forgotten = gone
 

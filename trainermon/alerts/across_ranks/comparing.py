@@ -16,10 +16,13 @@ class ComparisonMemory:
     """What one rule that compares ranks remembers between steps; the base class of all comparisons.
 
     Attributes:
+        is_patient: Whether ranks are waited for however far they are behind the others.
         slowness: By rank, its own work over the median of its peers', as of the last step; only of stragglers' rules.
         num_compared: Steps on which copies were compared; only where ranks must not differ.
         num_odd: By rank, series of all steps that were not what they had to be; only where ranks must not differ.
     """
+
+    is_patient = False
 
     def __init__(self) -> None:
         self.slowness: dict[int, float] = {}

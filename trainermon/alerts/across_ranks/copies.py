@@ -13,6 +13,7 @@ from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Differs
 from trainermon.core.derived import COUNT, DERIVED, MOMENTS, SUM, Array
 
+_UNDECIDED = -1.0  # not what the others show, but nothing says that it is the wrong one
 _CLEARLY = 4.0  # times as far from what all had before as another copy: then it is that one which was changed
 
 
@@ -21,13 +22,15 @@ class DiffersComparison(ComparisonMemory):
 
     Where nothing has a majority, of counts those with the smallest one are named. Of other values it is the rank that
     has moved `_CLEARLY` further than another from what all showed when they agreed last; where that does not tell, or
-    bits are compared, all of them are named. Each is compared with what it is not: a value of the others.
+    not the same for all tensors, or bits are compared, all of them are named. Each is compared with what it is not: a
+    value of the others. An alert is over on no rank whose value differs without being outvoted, named or not.
     """
 
     def __init__(self, condition: Differs, statistic: str) -> None:
         super().__init__()
         self._tolerance = condition.tolerance
         self._fewest = condition.fewest
+        self.is_patient = not condition.fewest  # who has begun fewer collectives is told while the others wait for it
         self._derive = None if statistic == MOMENTS else DERIVED[statistic]
         self._table = PeerTable(same_elements)
         self._agreed: Array = np.zeros((0, 0))  # [ranks, columns]: the value when all members agreed last
@@ -75,7 +78,8 @@ class DiffersComparison(ComparisonMemory):
             votes = same.sum(axis=1) * here  # [ranks, columns]: how many show what this one shows
             place_odd = np.ix_(members, columns[odd])
             wrong = self._wrong(votes, here, one_value[:, odd], self._agreed[place_odd])
-            status[place_odd] = np.where(here, wrong, np.nan)
+            tied = 2 * votes.max(axis=0) <= here.sum(axis=0)
+            status[place_odd] = np.where(here, np.where(wrong, 1.0, np.where(tied, _UNDECIDED, 0.0)), np.nan)
             usual[place_odd] = _of_others(same, votes, one_value[:, odd])
         self._agreed[place] = np.where(agrees & several, one_value, self._agreed[place])
 
@@ -92,7 +96,10 @@ class DiffersComparison(ComparisonMemory):
         moved = np.abs(value - agreed)
         still = np.fmin.reduce(np.where(here, moved, np.nan), axis=0)
         known = tied & (np.fmax.reduce(moved, axis=0) > _CLEARLY * still)
-        return np.asarray(wrong & (~known | (moved > _CLEARLY * still)))
+        has_moved = moved > _CLEARLY * still
+        if (has_moved[:, known].any(axis=1) & (here & ~has_moved)[:, known].any(axis=1)).any():
+            return wrong  # one tensor says so of this rank, another of that one
+        return np.asarray(wrong & (~known | has_moved))
 
     def _equal(self, one: Array, other: Array) -> NDArray[np.bool_]:
         """Return whether all statistics, the last axis but one, are equal."""

@@ -105,15 +105,20 @@ def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None
     num_series = dict.fromkeys((rule.name for rule in rules), 0)
     faults: dict[str, str] = {}
     num_steps = 0
+
+    def note(changes: Sequence[Alert]) -> None:
+        for alert in changes:
+            if alert.state is AlertState.FIRING:
+                alerts[alert.id] = alert
+            else:
+                ends[alert.id] = alert.step
+
     for segments in sorted(run_dir.glob("nodes/*/segments")):
         engine, tables = RuleEngine(rules), _GrowingTables()
         for header, block in itertools.islice(read_blocks(segments, max_rows=_EVERYTHING), max_steps):
             num_steps += 1
-            for alert in engine.evaluate(*tables.translate(header, block)):
-                if alert.state is AlertState.FIRING:
-                    alerts[alert.id] = alert
-                else:
-                    ends[alert.id] = alert.step
+            note(engine.evaluate(*tables.translate(header, block)))
+        note(engine.leave(tables.ranks()))
         faults.update(engine.faults)
         for rule in rules:
             num_series[rule.name] += sum(rule.on.matches(key) for table in tables.all() for key in table)
@@ -134,6 +139,10 @@ class _GrowingTables:
     def all(self) -> list[list[SeriesKey]]:
         """Return the tables of all ranks."""
         return list(self._keys.values())
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that have shown anything."""
+        return list(self._keys)
 
     def translate(self, header: Header, block: StatBlock) -> tuple[Header, list[SeriesKey], StatBlock]:
         """Return the block with the numbers of the rank's own table."""
