@@ -69,7 +69,11 @@ class NodeAgent:
         )
         self._listener = AgentListener(parts.place, parts.settings, token=parts.token, host=host, executor=executor)
         self._status = StatusReporter(
-            parts.place, parts.settings.output, pipeline=parts.pipeline, metrics=parts.views.metrics
+            parts.place,
+            parts.settings.output,
+            pipeline=parts.pipeline,
+            metrics=parts.views.metrics,
+            alerts=parts.alerting.book,
         )
         self._stopping = False
 

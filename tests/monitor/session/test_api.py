@@ -12,10 +12,13 @@ from torch import nn
 import trainermon
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
+from trainermon.agent.lifecycle.lock import AgentStatus, ToldAlert, write_status
 from trainermon.core import spool
 from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.values import Coordinates, Kind
+from trainermon.monitor.session import agent_process
 from trainermon.monitor.session.agent_process import AgentProcess
+from trainermon.monitor.session.attached_rank import AttachedRank
 
 QUIET = {"agent": {"start": False}}
 
@@ -313,3 +316,34 @@ def test_only_one_rank_of_a_job_says_so(places, caplog, monkeypatch):
 
     assert "trainermon serve" not in said
     assert "record(loss" not in said
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_says_each_alert_of_its_attempt_once_with_page_and_next_command(places, caplog, monkeypatch, rank):
+    monkeypatch.setattr(agent_process.launcher, "start_agent", lambda _: None)
+    monkeypatch.setattr(agent_process, "PAGE_WAIT_S", 0.0)
+    monkeypatch.setattr(agent_process, "ALERTS_S", 0.0)
+    model, optimizer = parts()
+    attached = AttachedRank.start
+
+    def start(self, **arguments):
+        self._agent._coordinates = Coordinates(rank=rank)
+        attached(self, **arguments)
+
+    monkeypatch.setattr(AttachedRank, "start", start)
+    with TrainerMon({"agent": {"wait_s": 0}}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        run = monitor.run_directory
+        early, late, older = (
+            ToldAlert(attempt, "loss-spike", step, "warning", f"loss {step} on rank 3, worst h.0")
+            for attempt, step in ((1, 5), (1, 9), (0, 7))
+        )
+        for alerts in ([early, older], [early, older], [early, older, late]):
+            status = AgentStatus(pid=1, run_id="r", output=str(run), url="http://127.0.0.1:1/", alerts=tuple(alerts))
+            write_status(only_spool(places[0]), status)
+            step(model, optimizer)
+            step(model, optimizer)
+
+    said = [line.getMessage() for line in caplog.records if "on rank 3" in line.getMessage()]
+    expected = f"loss %d on rank 3, worst h.0 (page http://127.0.0.1:1/; why: trainermon diagnose {run})"
+    assert said == ([expected % 5, expected % 9] if rank == 0 else [])

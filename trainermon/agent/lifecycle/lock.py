@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainermon.core.private_files import replace_file
 from trainermon.core.spool import try_enter
@@ -24,6 +24,24 @@ RUNNING = "running"
 DRAINING = "draining"
 FINISHED = "finished"
 PATIENCE_S = 120.0
+
+
+class ToldAlert(NamedTuple):
+    """What the status says of alerts that fired on one step by one rule.
+
+    Attributes:
+        attempt: The start of the job.
+        rule: Name of the rule.
+        first_step: The step on which they began.
+        severity: How urgent they are.
+        message: The first of them in words.
+    """
+
+    attempt: int
+    rule: str
+    first_step: int
+    severity: str
+    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +56,7 @@ class AgentStatus:
         url: Address of its page; None: it has none.
         flushed: By rank, as text, the journal position (file number, offset) up to which everything is stored for good.
         problem: What keeps commits from succeeding; "" if nothing does.
+        alerts: Those that have fired, as the rank that logs them tells them apart and puts them.
     """
 
     pid: int
@@ -47,6 +66,7 @@ class AgentStatus:
     url: str | None = None
     flushed: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     problem: str = ""
+    alerts: tuple[ToldAlert, ...] = ()
 
 
 class RunLock:

@@ -6,10 +6,14 @@ import logging
 import os
 import time
 
-from trainermon.agent.lifecycle.lock import AgentStatus, write_status
+from trainermon.agent.alerting import AlertBook
+from trainermon.agent.lifecycle.lock import AgentStatus, ToldAlert, write_status
 from trainermon.agent.pipeline import RecordPipeline
 from trainermon.agent.place import AgentPlace
 from trainermon.exporters.prometheus.exposition import Exposition
+
+MAX_TOLD = 20
+"""Most alerts that a rank logs; the page and `alerts.jsonl` have all."""
 
 _log = logging.getLogger(__name__)
 
@@ -22,9 +26,15 @@ class StatusReporter:
         output: The run directory, as the settings name it.
         pipeline: Tells what is stored.
         metrics: `/metrics`, which shows when something was stored last.
+        alerts: The run's alerts.
     """
 
-    def __init__(self, place: AgentPlace, output: str, *, pipeline: RecordPipeline, metrics: Exposition) -> None:
+    def __init__(
+        self, place: AgentPlace, output: str, *, pipeline: RecordPipeline, metrics: Exposition, alerts: AlertBook
+    ) -> None:
+        self._alerts = alerts
+        self._told: dict[tuple[int, str, int], ToldAlert] = {}
+        self._num_seen = 0
         self._place = place
         self._output = output
         self._pipeline = pipeline
@@ -50,6 +60,7 @@ class StatusReporter:
             url=url,
             flushed={str(rank): (position.cursor.file, position.cursor.offset) for rank, position in flushed},
             problem=stored.store_error or problem,
+            alerts=self._told_alerts(),
         )
         if status == self._last:
             return
@@ -58,3 +69,12 @@ class StatusReporter:
             write_status(self._place.spool, status)
         except OSError as error:
             _log.warning("the status file cannot be written: %s", error)
+
+    def _told_alerts(self) -> tuple[ToldAlert, ...]:
+        """Return the alerts that a rank shall log: of one rule and step the first rank's, and of all the first ones."""
+        latest = self._alerts.latest
+        for alert in list(latest.values())[self._num_seen :] if len(self._told) < MAX_TOLD else ():
+            key = alert.attempt, alert.rule, alert.first_step
+            self._told.setdefault(key, ToldAlert(*key, str(alert.severity), alert.message))
+        self._num_seen = len(latest)
+        return tuple(self._told.values())[:MAX_TOLD]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ PAGE_STEPS = 10
 PAGE_LIMIT_S = 60.0
 """After so many steps and seconds, whichever is later, the log says where the page will be; no more until the end."""
 POLL_S = 0.02
+ALERTS_S = 5.0
+"""So often rank 0 looks between two steps whether alerts have fired."""
 JOURNAL_BYTES_PER_ROW = 8 * len(STATISTICS) + 4
 STORED_BYTES_PER_ROW = 20
 
@@ -45,6 +49,8 @@ class AgentProcess:
         self._files = files
         self.is_page_awaited = False
         self._is_page_told = False
+        self._next_look_s = math.inf
+        self._alerts_told: set[tuple[Any, ...]] = set()
         self._started_at = time.monotonic()
 
     def start(self, config: MonitorConfig, rows: int, *, kernel: str, edits: Path | None) -> None:
@@ -74,6 +80,8 @@ class AgentProcess:
             return
         launcher.start_agent(self._files.directory)
         self._started_at = time.monotonic()
+        if self._coordinates.rank == 0:
+            self._next_look_s = self._started_at + ALERTS_S
         if not self._tells_page(PAGE_WAIT_S):
             self.is_page_awaited = True
             logger.info("the agent is not up after %.0f s; the address of its page follows", PAGE_WAIT_S)
@@ -90,6 +98,25 @@ class AgentProcess:
         if is_last and not is_told:
             log = self._run.directory / "nodes" / "*" / "agent.log"
             logger.warning("the agent has no page yet; %s says why, and later where it is: grep page", log)
+
+    @property
+    def is_look_due(self) -> bool:
+        """Whether it is time for `tell_alerts`."""
+        return time.monotonic() >= self._next_look_s
+
+    def tell_alerts(self) -> None:
+        """Log the alerts that have fired on this node in this attempt, each once. Reads a small file on this node."""
+        self._next_look_s = time.monotonic() + ALERTS_S
+        self._log_alerts(self._wait_for_status(bool, 0.0) or {})
+
+    def _log_alerts(self, status: Mapping[str, Any]) -> None:
+        for attempt, *key, severity, message in status.get("alerts", ()):
+            if attempt != self._run.attempt or tuple(key) in self._alerts_told:
+                continue
+            self._alerts_told.add(tuple(key))
+            why = f"why: trainermon diagnose {shlex.quote(str(self._run.directory))}"
+            page = f"page {status['url']}; " if status.get("url") else ""
+            logger.log(logging.INFO if severity == "info" else logging.WARNING, "%s (%s%s)", message, page, why)
 
     def wait(self, config: AgentConfig) -> None:
         """Wait until the agent has stored everything that this rank wrote, as long as `config` allows.
@@ -113,6 +140,8 @@ class AgentProcess:
             )
         if not self._is_page_told:
             self._tells_page(0.0)
+        if self._next_look_s < math.inf:
+            self._log_alerts(flushed or self._wait_for_status(bool, 0.0) or {})
 
     def empty_outbox(self, config: AgentConfig) -> None:
         """Move the dumps that no agent has delivered to the run directory.

@@ -332,12 +332,18 @@ class AttachedRank(abc.ABC):
 
     def _has_news(self) -> bool:
         """Return whether `_between_steps` would find anything; it is memory that is looked at."""
-        return self._agent.is_page_awaited or self._reconfiguration.has_news(self._files.page.epoch())
+        return (
+            self._agent.is_page_awaited
+            or self._agent.is_look_due
+            or self._reconfiguration.has_news(self._files.page.epoch())
+        )
 
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, no file before something has come or the agent is up."""
         if self._agent.is_page_awaited:
             self._agent.tell_page(step - self._first_step)
+        if self._agent.is_look_due:
+            self._agent.tell_alerts()
         if self._is_loss_awaited:
             self._tell_missing_loss(step - self._first_step)
         epoch = self._files.page.epoch()
