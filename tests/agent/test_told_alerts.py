@@ -1,6 +1,7 @@
 """Which alerts the status in the spool has for the rank that logs them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,15 +9,18 @@ from tests.dashboards.stored_runs import alert_of
 from trainermon.agent.lifecycle.lock import read_status
 from trainermon.agent.place import AgentPlace
 from trainermon.agent.turn.status import MAX_TOLD, StatusReporter
+from trainermon.core.values import Alert
 
 
 @pytest.fixture
 def told(tmp_path):
     """Return what reports a book's alerts, and returns the messages that the status has then."""
-    latest = {}
-    pipeline = SimpleNamespace(status=SimpleNamespace(num_commits=0, store_error=""), flushed={})
+    latest: dict[str, Alert] = {}
+    book: Any = SimpleNamespace(latest=latest)
+    metrics: Any = None
+    pipeline: Any = SimpleNamespace(status=SimpleNamespace(num_commits=0, store_error=""), flushed={})
     place = AgentPlace(run_id="r", spool=tmp_path, run_dir=tmp_path, node_dir=tmp_path)
-    reporter = StatusReporter(place, "/o", pipeline=pipeline, metrics=None, alerts=SimpleNamespace(latest=latest))
+    reporter = StatusReporter(place, "/o", pipeline=pipeline, metrics=metrics, alerts=book)
 
     def report(*alerts):
         latest.update({alert.id: alert for alert in alerts})

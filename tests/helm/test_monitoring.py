@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -207,6 +208,17 @@ def test_a_change_leaves_the_other_alerts_alone():
     before, after = alerts(), alerts(changed(severity="info"))
 
     assert {name for name in before if before[name] != after[name]} == {"TrainermonRunStalled"}
+
+
+def test_runbooks_are_the_controllers_where_the_site_has_none():
+    found = alerts({})
+
+    assert found
+    for alert in found.values():
+        assert re.fullmatch(
+            r"http://[a-z-]+-controller\.[a-z-]+\.svc:9462/runbook/(prometheus_)?runbook\.md#[a-z-]+",
+            alert["annotations"]["runbook_url"],
+        )
 
 
 def test_runbooks_are_where_the_site_keeps_them():

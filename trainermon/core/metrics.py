@@ -351,8 +351,9 @@ _VERDICTS = (
     _counter("trainermon_alerts_total", "Alerts of a rule that have begun to fire in the run.", _RULE),
     _gauge(
         "trainermon_alert_first_step",
-        "Step on which the alert of a rule on a rank began; there while it fires and for a minute after.",
-        (*_RANK, "rule", "severity"),
+        "Step on which the alert of a rule on a rank began; there while it fires and for a minute after. Of a rule "
+        "that looks at tensors, `series` is what was worst first.",
+        (*_RANK, "rule", "severity", "series"),
         cost="1 per alert that is firing, at most 100 per node",
     ),
     _counter("trainermon_escalations_total", f"Alerts that were followed by an order to dump, {_SINCE}."),

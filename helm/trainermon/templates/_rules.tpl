@@ -28,6 +28,15 @@
 {{- toYaml $groups -}}
 {{- end }}
 
+{{/* Where the runbooks can be read. */}}
+{{- define "trainermon.runbookUrl" -}}
+{{- if .Values.prometheusRule.runbookUrl -}}
+{{- trimSuffix "/" .Values.prometheusRule.runbookUrl -}}
+{{- else -}}
+http{{ if .Values.access.tls.existingSecret }}s{{ end }}://{{ include "trainermon.fullname" . }}-controller.{{ .Release.Namespace }}.svc:{{ .Values.controller.port }}/runbook
+{{- end -}}
+{{- end }}
+
 {{/* One alert. Arguments: root, entry (from the file), changes (from the values). */}}
 {{- define "trainermon.alert" -}}
 {{- $settings := .root.Values.prometheusRule -}}
@@ -47,7 +56,7 @@
 {{- $labels := dict -}}
 {{- with .changes.severity }}{{ $_ := set $labels "severity" . }}{{ end -}}
 {{- $_ := set $entry "labels" (merge $labels (.changes.labels | default dict) $entry.labels $settings.alertLabels) -}}
-{{- $url := $entry.annotations.runbook_url | replace "RUNBOOK_URL" (trimSuffix "/" $settings.runbookUrl) -}}
+{{- $url := $entry.annotations.runbook_url | replace "RUNBOOK_URL" (include "trainermon.runbookUrl" .root) -}}
 {{- $_ := set $entry.annotations "runbook_url" $url -}}
 {{- toYaml $entry -}}
 {{- end }}

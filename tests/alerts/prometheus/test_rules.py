@@ -27,7 +27,7 @@ ENTRIES = [entry for group in GROUPS for entry in group["rules"]]
 ALERTS = {entry["alert"]: entry for entry in ENTRIES if "alert" in entry}
 RECORDS = {entry["record"]: entry for entry in ENTRIES if "record" in entry}
 RULES = with_reported(load_rules())
-RUNBOOK_URL = "https://runbooks.example.com/trainermon"
+RUNBOOK_URL = "http://trainermon-controller:9462/runbook"
 ALWAYS_ON = {"TrainermonWatchdog"}
 COUNTED = {"monitor-records-lost", "monitor-lagging", "monitor-store-failing", "monitor-export-failing"}
 """Rules about the agent itself for which Prometheus asks its counters."""
@@ -64,9 +64,10 @@ def test_rules_fire_stay_quiet_and_resolve() -> None:
 def agent_test(name: str, severity: str, summary: str, description: str, runbook: str) -> dict:
     """Return a promtool test: quiet for other rules, on with the agent's alert, over two minutes after it."""
     rule = summary.lower().replace(" ", "-").removesuffix("-in-run-a")
-    series = '{run="a",rank="3",rule="%s",severity="fatal",instance="n1:1"}'
-    labels = {"run": "a", "rank": "3", "rule": rule, "instance": "n1:1", "severity": severity}
+    series = '{run="a",rank="3",rule="%s",severity="fatal",instance="n1:1",series="h.0.q"}'
+    labels = {"run": "a", "rank": "3", "rule": rule, "instance": "n1:1", "severity": severity, "series": "h.0.q"}
     texts = {"summary": summary, "description": description, "runbook_url": f"{RUNBOOK_URL}/{runbook}"}
+    texts |= {"page": "http://n1:1/", "command": "trainermon diagnose a"}
     return {
         "name": name,
         "interval": "30s",
@@ -102,7 +103,7 @@ def test_an_alert_of_an_agent_is_one_of_prometheus_and_ends_with_it(tmp_path: Pa
     tests = []
     for rule in (rule for rule in RULES if rule.name not in COUNTED):
         words = rule.name.replace("-", " ")
-        where = "on rank 3 of run a since step 1234567"
+        where = "on rank 3 of run a since step 1234567, worst in h.0.q"
         tests.append(
             agent_test(
                 "Trainermon" + words.title().replace(" ", ""),
@@ -176,7 +177,8 @@ def test_every_alert_has_what_an_alert_needs() -> None:
     for name, alert in ALERTS.items():
         assert re.fullmatch(r"Trainermon([A-Z][a-z0-9]+)+", name)
         assert alert["labels"]["severity"] in {"critical", "warning", "info"} or name in ALWAYS_ON
-        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+        own = {"page", "command"} if "trainermon_alert_first_step" in alert["expr"] else set()
+        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"} | own
         # equal for all alerts of a group: one message may hold many of them
         assert set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"])) <= {"run"}
         assert "$value" not in alert["annotations"]["summary"]
@@ -254,7 +256,7 @@ def test_braces_in_a_text_are_text_to_prometheus(tmp_path: Path, capsys: pytest.
         "TrainermonLossTooHigh",
         "warning",
         "Loss too high in run a",
-        "Rule loss-too-high fires on rank 3 of run a since step 1234567.",
+        "Rule loss-too-high fires on rank 3 of run a since step 1234567, worst in h.0.q.",
         "x",
     )
     for entry in expected["alert_rule_test"]:

@@ -1,6 +1,8 @@
 """What Prometheus gets to see of alerts that begin, last and end."""
 
-from trainermon.core.values import Alert, AlertState, Kind, Severity
+import dataclasses
+
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
 from trainermon.exporters.prometheus.alert_series import LINGER_S, MAX_SHOWN, AlertSeries
 
 SPIKE = ("loss-spike", Severity.WARNING)
@@ -80,3 +82,19 @@ def test_of_too_many_alerts_the_most_severe_and_oldest_have_series():
     assert first_step(7, NONFINITE) in steps
     assert first_step(MAX_SHOWN + 49) in steps
     assert first_step(0) not in steps
+
+
+def test_an_alert_keeps_the_series_that_was_worst_first():
+    """Another label would be another alert to Prometheus, and people would be told again."""
+    series = AlertSeries("r", {})
+    keys = [SeriesKey(Kind.GRAD_REDUCED, f"h.{number}.weight") for number in range(3)]
+    findings = [Finding(series=key, value=1.0, baseline=0.5) for key in keys]
+
+    names = []
+    for number in range(3):
+        worst_first = (*findings[number:], *findings[:number])
+        series.set([dataclasses.replace(alert(), findings=worst_first)], now_s=1000.0)
+        names += [prefix for _, samples in series.samples() for prefix in samples.prefixes if "first_step" in prefix]
+
+    assert len(names) == 3
+    assert {'series="h.0.weight"' in name for name in names} == {True}

@@ -13,7 +13,7 @@ import trainermon
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.agent.lifecycle.lock import AgentStatus, ToldAlert, write_status
-from trainermon.core import spool
+from trainermon.core import launcher, spool
 from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.values import Coordinates, Kind
 from trainermon.monitor.session import agent_process
@@ -320,7 +320,7 @@ def test_only_one_rank_of_a_job_says_so(places, caplog, monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_says_each_alert_of_its_attempt_once_with_page_and_next_command(places, caplog, monkeypatch, rank):
-    monkeypatch.setattr(agent_process.launcher, "start_agent", lambda _: None)
+    monkeypatch.setattr(launcher, "start_agent", lambda _: None)
     monkeypatch.setattr(agent_process, "PAGE_WAIT_S", 0.0)
     monkeypatch.setattr(agent_process, "ALERTS_S", 0.0)
     model, optimizer = parts()

@@ -14,11 +14,10 @@ from typing import Any
 
 import yaml
 
-from trainermon.alerts.prometheus.rules import PREFIX, alert_name
+from trainermon.alerts.prometheus.rules import CONTROLLER, PREFIX, alert_name
 from trainermon.alerts.rules import AlertRule
 
 EXAMPLE = Path(__file__).with_name("alertmanager.yaml")
-CONTROLLER = "http://trainermon-controller:9462"
 TOKEN_FILE = "/etc/alertmanager/trainermon-token"  # noqa: S105 - the name of a file
 
 LADDER = (
@@ -37,7 +36,7 @@ def alertmanager_configuration(
 ) -> str:
     """Return the text of an alertmanager.yml to start from: how alerts are grouped, held back, and sent on.
 
-    They go to the controller. Which people are told, and where the dead man's switch is, must be filled in.
+    They go to the controller. Which people are told, and what the dead man's switch is, must be filled in.
 
     Args:
         rules: Those of the agents, the `reported` ones too.

@@ -6,8 +6,8 @@ import argparse
 import re
 import sys
 
-from trainermon.alerts.prometheus.alertmanager import CONTROLLER, TOKEN_FILE, alertmanager_configuration
-from trainermon.alerts.prometheus.rules import JOB, RUNBOOK_URL, SiteSettings, custom_resource, rule_file, rule_groups
+from trainermon.alerts.prometheus.alertmanager import TOKEN_FILE, alertmanager_configuration
+from trainermon.alerts.prometheus.rules import CONTROLLER, JOB, SiteSettings, custom_resource, rule_file, rule_groups
 from trainermon.alerts.rules import load_rules, with_reported
 from trainermon.core.errors import RuleError
 
@@ -26,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--runbook-url",
-        default=RUNBOOK_URL,
         metavar="URL",
-        help="where people can read runbook.md and prometheus_runbook.md (default: %(default)s)",
+        help="where people can read runbook.md and prometheus_runbook.md (default: /runbook of the --controller)",
     )
     parser.add_argument(
         "--job", default=JOB, metavar="REGEX", help="label job of the agents in Prometheus (default: %(default)s)"
@@ -63,12 +62,13 @@ def main(arguments: argparse.Namespace) -> int:
         RuleError: The rules or an argument are wrong.
     """
     rules = with_reported(load_rules(arguments.rules))
+    controller = arguments.controller.rstrip("/")
     if arguments.format == "alertmanager":
-        text = alertmanager_configuration(
-            rules, controller=arguments.controller.rstrip("/"), token_file=arguments.token_file
-        )
+        text = alertmanager_configuration(rules, controller=controller, token_file=arguments.token_file)
     else:
-        site = SiteSettings(runbook_url=arguments.runbook_url.rstrip("/"), job=_checked(arguments.job))
+        site = SiteSettings(
+            runbook_url=(arguments.runbook_url or f"{controller}/runbook").rstrip("/"), job=_checked(arguments.job)
+        )
         groups = rule_groups(rules, site)
         labels = dict(map(_label, arguments.label))
         is_file = arguments.format == "rules"

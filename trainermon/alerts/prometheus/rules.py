@@ -31,7 +31,9 @@ from trainermon.core.values import Severity
 
 BASE_RULES = Path(__file__).with_name("prometheus_rules.yaml")
 BASE_RUNBOOK = RUNBOOK.with_name("prometheus_runbook.md")  # the two lie together, as their readers find them
-RUNBOOK_URL = "https://runbooks.example.com/trainermon"
+CONTROLLER = "http://trainermon-controller:9462"
+RUNBOOK_URL = f"{CONTROLLER}/runbook"
+"""The controller serves the runbooks, as every agent does."""
 JOB = ".*trainermon.*"
 """Regular expression for the label `job` of agents: the scrape configuration's name, or the operator's."""
 
@@ -42,7 +44,12 @@ OTHER_ALERT = f"{PREFIX}OtherAlert"
 KEEP_FIRING_FOR = "2m"
 """Bridges the scrapes that fail while an agent is restarted; an agent waits before it resolves an alert anyway."""
 
-_WHERE = 'on rank {{ $labels.rank }} of run {{ $labels.run }} since step {{ printf "%.0f" $value }}'
+_WHERE = (
+    'on rank {{ $labels.rank }} of run {{ $labels.run }} since step {{ printf "%.0f" $value }}'
+    "{{ with $labels.series }}, worst in {{ . }}{{ end }}"
+)
+# Prometheus reads an alert of an agent from that agent: where it was scraped is where its page is.
+_NEXT = {"page": "http://{{ $labels.instance }}/", "command": "trainermon diagnose {{ $labels.run }}"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +154,7 @@ def _agent_alert(rule: AlertRule, site: SiteSettings) -> dict[str, Any]:
             "summary": f"{rule.name.replace('-', ' ').capitalize()} in run {{{{ $labels.run }}}}",
             "description": f"Rule {rule.name} fires {_WHERE}.{_literal(_meanings().get(rule.runbook, ''))}",
             "runbook_url": _literal(f"{site.runbook_url}/{RUNBOOK.name}#{rule.runbook}"),
+            **_NEXT,
         },
     }
 
@@ -162,6 +170,7 @@ def _other_alert(rules: Sequence[AlertRule], site: SiteSettings) -> dict[str, An
             "summary": "An agent of run {{ $labels.run }} has an alert that Prometheus has no rule of its own for",
             "description": f"Rule {{{{ $labels.rule }}}} fires {_WHERE}.",
             "runbook_url": _literal(f"{site.runbook_url}/{BASE_RUNBOOK.name}#{heading(OTHER_ALERT)}"),
+            **_NEXT,
         },
     }
 

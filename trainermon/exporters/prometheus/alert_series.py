@@ -35,7 +35,8 @@ class AlertSeries:
         self._rules = [(rule, severity.value) for rule, severity in rules.items()]
         self._firing: Counter[tuple[str, str]] = Counter()
         self._total: Counter[tuple[str, str]] = Counter()
-        self._first_steps: dict[tuple[str, str, int], int] = {}
+        self._first_steps: dict[tuple[str, str, int], tuple[int, str]] = {}
+        self._worst: dict[str, str] = {}  # by alert; what was worst first, as another label is another series
 
     def __len__(self) -> int:
         """Return the number of series that are always there."""
@@ -57,7 +58,8 @@ class AlertSeries:
         self._firing = Counter(map(_rule, firing))
         # Of two alerts of a rule on a rank the one that is on, or else began last, is written last and stays.
         shown = sorted(recent, key=lambda alert: alert.first_step) + firing
-        self._first_steps = {(*_rule(alert), alert.rank): alert.first_step for alert in shown}
+        self._first_steps = {(*_rule(alert), alert.rank): (alert.first_step, self._series_of(alert)) for alert in shown}
+        self._worst = {alert.id: self._worst[alert.id] for alert in shown}
 
     def samples(self) -> Iterator[tuple[str, MetricSamples]]:
         """Yield (metric name, samples) of all series, the first steps of the most urgent alerts only."""
@@ -66,9 +68,13 @@ class AlertSeries:
                 labels = {"run": self._run_id, "rule": rule, "severity": severity}
                 yield metric.name, MetricSamples((sample_prefix(metric, labels),), (counts[rule, severity],))
         worst_first = sorted(self._first_steps.items(), key=lambda item: (_URGENCY[item[0][1]], item[1]))
-        for (rule, severity, rank), step in worst_first[:MAX_SHOWN]:
+        for (rule, severity, rank), (step, series) in worst_first[:MAX_SHOWN]:
             labels = {"run": self._run_id, "rank": str(rank), "rule": rule, "severity": severity}
+            labels |= {"series": series} if series else {}
             yield FIRST_STEP.name, MetricSamples((sample_prefix(FIRST_STEP, labels),), (step,))
+
+    def _series_of(self, alert: Alert) -> str:
+        return self._worst.setdefault(alert.id, alert.findings[0].series.label if alert.findings else "")
 
 
 def _rule(alert: Alert) -> tuple[str, str]:
