@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     verify.add_argument("path", help=_PATH)
     compare = _action(actions, "compare", "how two checkpoints differ, whatever their formats and splits")
-    compare.add_argument("first", help=_PATH)
+    compare.add_argument("first", help=f"{_PATH}; or BASE+ADAPTER, a base with a LoRA adapter merged into it")
     compare.add_argument("second", help="the one to hold it against")
     _add_compare(compare)
 

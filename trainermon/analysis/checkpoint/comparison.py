@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -16,8 +17,9 @@ from typing import Any
 from trainermon.analysis.checkpoint.boxes import Coverage, coverage, intersections
 from trainermon.analysis.checkpoint.changes import refuse_changed, stamps_of
 from trainermon.analysis.checkpoint.fused import glu_block, head_layout, with_halves
+from trainermon.analysis.checkpoint.merged import AdapterMerge, check_merge, merged_side
 from trainermon.analysis.checkpoint.names import NamePairs, pair_names, same_rows
-from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.analysis.checkpoint.opening import opened
 from trainermon.analysis.checkpoint.pieces import MAIN, Checkpoint, TensorPieces
 from trainermon.analysis.checkpoint.placed import PlacedTensor, placed, with_ranks_placed
 from trainermon.analysis.checkpoint.sums import MappedFiles, are_rounded, place_of, sums_of, values_at
@@ -75,11 +77,20 @@ def compare_checkpoints(
     `report` is told after each tensor how many of how many are done. Cost: both are read once, at the pace of memory;
     tensors that differ in part up to three times. Memory does not grow with them: what was read is let go.
 
+    A side may be `BASE+ADAPTER`: a base with a LoRA adapter merged into it, for which disk is taken meanwhile.
+
     Raises:
         CheckpointError: one is no checkpoint, is damaged such that no tensor can be told, or was written meanwhile.
     """
     options = options or CheckpointOptions()
-    sides = [side if isinstance(side, Checkpoint) else open_checkpoint(side) for side in (ours, theirs)]
+    with contextlib.ExitStack() as stack:
+        sides = [side if isinstance(side, Checkpoint) else stack.enter_context(opened(side)) for side in (ours, theirs)]
+        return _comparison(sides, options, report)
+
+
+def _comparison(
+    sides: list[Checkpoint], options: CheckpointOptions, report: Callable[[int, int], None] | None
+) -> CheckpointComparison:
     stamps = stamps_of(sides)
     work, lonely, notes = _work(sides[0], sides[1], options)
     tensors = [*_compared(work, options, report), *lonely]
@@ -98,11 +109,12 @@ def compare_checkpoints(
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """Two tensors to be compared, of one kind: weights, or one of optimizer state."""
+    """Two tensors to be compared, of one kind: weights, or one of optimizer state; `merge` if one was merged here."""
 
     kind: str
     ours: PlacedTensor
     theirs: PlacedTensor
+    merge: AdapterMerge | None = None
 
 
 def _work(
@@ -122,7 +134,10 @@ def _work(
         if blocks[0] != blocks[1]:
             chosen = [with_halves(side, block) if block else side for side, block in zip(chosen, blocks, strict=True)]
         found: NamePairs = pair_names(chosen[0], chosen[1], scheme=options.scheme, heads=heads, renamed=options.renamed)
-        work += [TensorPair(kind, *with_ranks_placed(*pair)) for pair in found.pairs]
+        before = (ours.before, theirs.before) if kind == WEIGHTS else ({}, {})
+        for pair in found.pairs:
+            one, other = with_ranks_placed(*pair)
+            work.append(TensorPair(kind, one, other, merged_side(one, other, before)))
         lonely += [_lonely(kind, tensor, is_ours=True) for tensor in found.ours]
         lonely += [_lonely(kind, tensor, is_ours=False) for tensor in found.theirs]
         notes += [note for note in found.notes if note not in notes]
@@ -230,9 +245,23 @@ def compare_pair(files: MappedFiles, pair: TensorPair, *, rtol: float) -> Weight
         ]
         if faults:
             return plain(verdict=WeightVerdict.DAMAGED, notes=(*notes, *faults))
-        return plain(**_judged(files, covers, (ours.dtype, theirs.dtype), tuple(notes), rtol))
+        judged = _judged(files, covers, (ours.dtype, theirs.dtype), tuple(notes), rtol)
+        return plain(**(_with_merge(judged, pair) if pair.merge is not None else judged))
     except CheckpointError as error:
         return plain(verdict=WeightVerdict.DAMAGED, notes=(*notes, str(error)))
+
+
+def _with_merge(judged: dict[str, Any], pair: TensorPair) -> dict[str, Any]:
+    """Return the fields of a tensor that was merged here by how much of the adapter the other side holds."""
+    assert pair.merge is not None
+    if judged["verdict"] in (WeightVerdict.IDENTICAL, WeightVerdict.NONFINITE):
+        return judged
+    sides = (pair.ours, pair.theirs) if pair.merge.is_first else (pair.theirs, pair.ours)
+    check = check_merge(pair.merge.before, *sides)
+    if check.is_merged and judged["verdict"] is WeightVerdict.ROUNDING:
+        return judged | {"notes": (*judged["notes"], check.text)}
+    verdict = WeightVerdict.CLOSE if check.is_merged else WeightVerdict.DIFFERENT
+    return judged | {"verdict": verdict, "rounded_to": None, "notes": (*judged["notes"], check.text)}
 
 
 def faults_of(files: MappedFiles, cover: Coverage, tensor: PlacedTensor) -> Iterator[str]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainermon.analysis.checkpoint.formats.dcp import METADATA, open_dcp
 from trainermon.analysis.checkpoint.formats.deepspeed import is_deepspeed, open_deepspeed, tracked_folder
 from trainermon.analysis.checkpoint.formats.folder import is_plain_folder, open_folder, open_numpy, open_torch
+from trainermon.analysis.checkpoint.formats.lora import CONFIG as CONFIG_OF_ADAPTER
+from trainermon.analysis.checkpoint.formats.lora import LORA, is_adapter, open_adapter
 from trainermon.analysis.checkpoint.formats.megatron import is_megatron, open_megatron, tracked_iteration
 from trainermon.analysis.checkpoint.formats.megatron_dist import CONFIG, open_megatron_dist
 from trainermon.analysis.checkpoint.formats.mindspore_file import is_mindspore, open_mindspore
@@ -49,6 +55,37 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     return found
 
 
+@contextlib.contextmanager
+def opened(path: Path | str) -> Iterator[Checkpoint]:
+    """Open a checkpoint for a while: as `open_checkpoint` does, or of `BASE+ADAPTER` a base with an adapter merged in.
+
+    What is merged is written into a folder of its own below that for temporary files, which goes at the end.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`; or the adapter does not fit its base.
+    """
+    parts = _base_and_adapter(str(path))
+    if parts is None:
+        yield open_checkpoint(path)
+        return
+    from trainermon.analysis.checkpoint.merged import merged_with
+
+    base, adapter = map(open_checkpoint, parts)
+    if adapter.format != LORA:
+        raise CheckpointError(f"{parts[1]} is no adapter: expected BASE+ADAPTER, its folder with {CONFIG_OF_ADAPTER}")
+    with tempfile.TemporaryDirectory(prefix="trainermon-merged-") as folder:
+        yield merged_with(base, adapter, Path(folder))
+
+
+def _base_and_adapter(path: str) -> tuple[Path, Path] | None:
+    """Return both paths in `BASE+ADAPTER`, None if it is one path; a + may stand in their names, too."""
+    if "+" not in path or os.path.lexists(path):
+        return None
+    places = [at for at, letter in enumerate(path) if letter == "+"]
+    pairs = [(Path(path[:at]), Path(path[at + 1 :])) for at in places]
+    return next((pair for pair in pairs if all(part.exists() for part in pair)), pairs[0])
+
+
 def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint, or a run's folder with one in it, and not just a folder of tensor files.
 
@@ -80,6 +117,8 @@ def _open_weights(folder: Path) -> Checkpoint:
     index = weights_index(folder)
     if index is not None:
         return open_indexed(index)
+    if is_adapter(folder):
+        return open_adapter(folder)
     part = next((name for name in file_names(folder) if name.endswith(".distcp")), None)
     if part is not None:
         raise CheckpointError(
@@ -94,6 +133,8 @@ def _open_weights(folder: Path) -> Checkpoint:
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix == ".distcp":
         raise CheckpointError(f"{path} is one rank's part of a distributed checkpoint: open its folder, {path.parent}")
+    if path.name.startswith("adapter_model.") and is_adapter(path.parent):
+        return open_adapter(path.parent)
     with RegularFile(path) as file:
         start = file.read(0, min(file.size, 16))
     if is_torch_file(start):

@@ -200,12 +200,13 @@ class Checkpoint:
     Attributes:
         path: What was opened, and resolved: the folder of the step, if the run's was given.
         format: `torch`, `safetensors`, `hf`, `dcp`, `megatron_dist`, `megatron`, `deepspeed`, `universal`, `folder`,
-            `mindspore`.
+            `mindspore`, `lora`.
         step: The step it was saved on; None: it does not say.
         layout: How it is split: `tp`, `pp`, `vpp`, `ep`, `dp`, `zero` …, as far as known.
         tensors: Parameters and buffers by name.
         optimizer: The state of the optimizer: of each kind (`MAIN`, `exp_avg`, `exp_avg_sq` …) by name of parameter.
         values: All else, as plain values and `InertObject`s: `args`, `rng`, `lr` …
+        before: Of the tensors that an adapter was merged into here, what they were before.
         unread: The names of tensors that the files hold and that are not read, each with its kind in brackets.
         notes: What a reader should know about the whole: parts that were passed over, and why.
     """
@@ -217,6 +218,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorPieces]
     optimizer: Mapping[str, Mapping[str, TensorPieces]] = field(default_factory=lambda: MappingProxyType({}))
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    before: Mapping[str, TensorPieces] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

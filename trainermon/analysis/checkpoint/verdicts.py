@@ -245,7 +245,7 @@ def _headline(found: CheckpointComparison) -> str:
     weights = [tensor for tensor in found.tensors if tensor.kind == WEIGHTS]
     compared = [tensor for tensor in weights if tensor.verdict is not WeightVerdict.UNMATCHED]
     if not compared:
-        return "nothing to compare: no tensor has a name that both have"
+        return _nothing(found.ours, found.theirs)
     counts = Counter(tensor.verdict for tensor in weights)
     wrong = [tensor for tensor in weights if tensor.verdict not in SAME]
     tail = _of_state(found)
@@ -266,6 +266,16 @@ def _headline(found: CheckpointComparison) -> str:
     gravest = next(tensor for tensor in found.ranked() if tensor.kind == WEIGHTS)
     where = "" if out and not bad else f", first {gravest.name}"
     return f"differs in {len(wrong):,} of {len(weights):,} tensors{said}{where}" + tail
+
+
+def _nothing(ours: CheckpointSide, theirs: CheckpointSide) -> str:
+    for adapter, other in ((ours, theirs), (theirs, ours)):
+        if adapter.format == "lora" and other.format != "lora":
+            return (
+                f"nothing to compare: {adapter.path} is a LoRA adapter, which changes a base model; give both:"
+                f" trainermon checkpoint compare BASE+{adapter.path} {other.path}"
+            )
+    return "nothing to compare: no tensor has a name that both have"
 
 
 def _stand_out(tensors: list[WeightComparison]) -> str:
