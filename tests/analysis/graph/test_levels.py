@@ -28,8 +28,8 @@ def test_put_together_they_name_the_origin_that_one_rank_cannot_know(tmp_path: P
         main(["graph", str(target), str(golden), "--level", level, "--json"])
         sentences[level] = [one["sentence"] for one in json.loads(capsys.readouterr().out)]
 
-    assert "fc2" in sentences["each"][0]  # rank 0 sees it where both ranks have added up
-    assert "norm" in sentences["each"][1]
+    assert "norm" in sentences["each"][0]  # of rank 1, where it began
+    assert "fc2" in sentences["each"][1]  # rank 0 sees it where both ranks have added up
     assert len(sentences["model"]) == 1
     assert "Module.norm.LayerNorm.forward.0" in sentences["model"][0]
 

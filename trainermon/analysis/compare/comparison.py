@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from trainermon.analysis.compare.metrics import (
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.premises import run_types
+from trainermon.analysis.compare.siblings import SiblingMatch, match_siblings
 from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, stage, tell
@@ -92,6 +93,7 @@ class Comparison:
         empty: The dump without a single call; "" if both have some.
         members: By the key of a call that several were joined into, the keys of these; of both sides.
         parents: Key of the enclosing call, by a call's key; the target's.
+        golden_keys: Keys of all calls of the golden dump, in its order.
         place: Where the target's dump is, or those of all ranks that it was put together from.
     """
 
@@ -105,6 +107,7 @@ class Comparison:
     empty: str = ""
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parents: Mapping[str, str] = field(default_factory=dict)
+    golden_keys: tuple[str, ...] = ()
     place: DumpLocation
 
     def rows(self) -> Iterator[ResultRow]:
@@ -187,7 +190,9 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         notes = (*notes, *joined)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
-    pairs = list(match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings, matched=matched))
+    siblings = _siblings(target, golden, options)
+    mappings = replace(options.mappings, paths=siblings.paths)
+    pairs = match_calls(target, golden, fuzzy=options.fuzzy, mappings=mappings, matched=matched)
     types = run_types(pairs)
     calls = CallJudge(
         pairs,
@@ -208,12 +213,19 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         mode=mode,
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
-        notes=(*map(_type_note, sorted(types)), *notes, *unused_names(options.mappings, target)),
+        notes=(*map(_type_note, sorted(types)), *notes, *siblings.notes, *unused_names(options.mappings, target)),
         members=members,
         parents=target.parents,
+        golden_keys=tuple(call.key for call in golden.calls),
         place=pair.target,
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
+
+
+def _siblings(target: DumpRows, golden: DumpRows, options: CompareOptions) -> SiblingMatch:
+    """Return which modules stand in the same place under another name, where the user has not said it."""
+    is_said = bool(options.mappings) or target.scoped or golden.scoped or target.framework != golden.framework
+    return SiblingMatch({}, ()) if is_said else match_siblings(target, golden)
 
 
 def _type_note(types: tuple[str | None, str | None]) -> str:

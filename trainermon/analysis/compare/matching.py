@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from trainermon.analysis.compare.alignment import align
 from trainermon.analysis.compare.items import INPUT, MODULE, DumpCall, DumpRow, DumpRows
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.naming import CallNaming
+from trainermon.analysis.compare.siblings import unwrapped
 from trainermon.dump.files.records import BACKWARD
 
 
@@ -69,7 +69,7 @@ def match_calls(
     data mapping may give the rows of one call to several golden calls: then there is a pair for each of these.
     Before all that come the partners that are `matched` already, golden keys by the target's.
     """
-    mappings = mappings or NameMappings()
+    mappings = NameMappings() if mappings is None else mappings
     naming = CallNaming(mappings, target, golden)
     partners = _known(golden, matched)
     if naming.is_in_order:
@@ -150,9 +150,9 @@ def _same_modules(ours: Iterable[DumpCall], theirs: Iterable[DumpCall], naming: 
             lone.append(call)
         else:
             partners[call.key] = partner
-    bare = {(_unwrapped(call.name), call.direction, call.number): call for call in left.values()}
+    bare = {(unwrapped(call.name), call.direction, call.number): call for call in left.values()}
     for call in lone:
-        partner = bare.pop((_unwrapped(call.name), call.direction, call.number), None)
+        partner = bare.pop((unwrapped(call.name), call.direction, call.number), None)
         if partner is not None:
             partners[call.key] = partner
     return partners
@@ -303,13 +303,4 @@ def _fuzzy(
 def _likeness(call: DumpCall) -> Hashable:
     is_module = call.family == MODULE
     path = call.name.rpartition(".")[0] if is_module else call.name.strip("_")
-    return is_module, _unwrapped(path), _unwrapped(call.scope), call.direction
-
-
-def _unwrapped(path: str) -> str:
-    """Return the path of a module without what DDP and the like add to it in msprobe's dumps.
-
-    >>> _unwrapped("module.fc"), _unwrapped("0.module.module.fc")
-    ('fc', '0.fc')
-    """
-    return re.sub(r"^(\d+\.)?(?:module\.)+", r"\1", path)
+    return is_module, unwrapped(path), unwrapped(call.scope), call.direction

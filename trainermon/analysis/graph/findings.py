@@ -109,7 +109,7 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
     errors = np.full(len(tree.nodes), np.nan)
     told = causes_of(comparison)
     causes = {
-        (key, one.place if _is_parameter(one.place) else ""): (at, one.words)
+        (_side(one.call), key, one.place if _is_parameter(one.place) else ""): (at, one.words)
         for at, one in enumerate(told)
         for key in comparison.members_of(one.call.key)
     }
@@ -125,17 +125,15 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
     differing = None if told else first_differing(comparison)  # nobody is to blame: that is where to look
     if differing is not None:
         why = frozen_parameters(comparison.calls) or _FROM_HERE
-        causes = {(key, ""): (0, why) for key in comparison.members_of(differing.key)}
+        causes = {(NodeSide.BOTH, key, ""): (0, why) for key in comparison.members_of(differing.key)}
     found: list[tuple[int, GraphFinding]] = []
     for place, node in enumerate(tree.nodes):
+        result = results.get(node.call.key) if node.call is not None else None
         if node.side is not NodeSide.BOTH:
             verdicts[place] = NodeVerdict.UNMATCHED
-            continue
-        result = results.get(node.call.key) if node.call is not None else None
-        if result is None:
-            continue
-        verdicts[place], errors[place] = _of_node(node, result, is_once=is_once)
-        if (cause := causes.get((_key(node), node.slot))) is not None:
+        elif result is not None:
+            verdicts[place], errors[place] = _of_node(node, result, is_once=is_once)
+        if (cause := causes.get((node.side, _key(node), node.slot))) is not None:
             verdicts[place] = NodeVerdict.BLAMED if told else verdicts[place]
             found.append((cause[0], GraphFinding(place, cause[1])))
     found.sort(key=itemgetter(0))
@@ -155,6 +153,13 @@ def worst_within(tree: GraphTree, verdicts: NDArray[np.uint8]) -> NDArray[np.uin
 
 def _key(node: GraphNode) -> str:
     return node.call.key if node.call is not None else ""
+
+
+def _side(call: CallResult) -> NodeSide:
+    """Return which side has a call; of a dump alone a key may be that of another call on the other side."""
+    if call.target is None:
+        return NodeSide.GOLDEN
+    return NodeSide.BOTH if call.golden is not None else NodeSide.TARGET
 
 
 def _is_parameter(place: str) -> bool:

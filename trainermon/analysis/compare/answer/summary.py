@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.analysis.compare.answer.remarks import incomparable, without_blame
+from trainermon.analysis.compare.answer.remarks import first_differing, incomparable, without_blame
+from trainermon.analysis.compare.answer.structure import lone_before
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.flow import value_of
@@ -115,7 +116,10 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Compariso
 def began_of(comparison: Comparison) -> Beginning | None:
     """Return when the first difference of a comparison began; None: no call is to blame."""
     cause = next(iter(causes_of(comparison)), None)
-    return None if cause is None else beginning_of(comparison, cause.call, is_made=not cause.place)
+    if cause is None:
+        return None
+    shown = cause.call if cause.call.target is not None else next(iter(comparison.blamed), first_differing(comparison))
+    return None if shown is None else beginning_of(comparison, shown, is_made=not cause.place)
 
 
 def failed(target: Path, golden: Path, label: str, failure: str) -> ComparisonOutcome:
@@ -186,12 +190,14 @@ def headline(comparison: Comparison) -> str:
     if why := incomparable(comparison):
         return why
     for call, place, words in causes_of(comparison)[:1]:
-        if literal_of(call) and call.target:
-            return f"The first difference: {call.key}{module_around(comparison, call.target)} {words}."
-        where = placed_in(comparison, call.target)
+        if call.result == UNMATCHED:
+            return f"The first difference: {call.key}{placed_in(comparison, call)} {words}."
+        if literal_of(call):
+            return f"The first difference: {call.key}{module_around(comparison, call)} {words}."
+        where = placed_in(comparison, call)
         if place:
             return f"The first difference came in with {call.key}.{place}{where}: {words}."
-        return f"The first difference arose in {call.key}{where}: {words}."
+        return f"The first difference arose in {call.key}{where}: {words}{_lone_function(comparison, call)}."
     return without_blame(comparison)
 
 
@@ -216,7 +222,7 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     them are, and two or more by more than rounding, which is the first difference, they are one cause: at the one that
     differs most.
     """
-    causes = [BlamedPlace(call, call.origin, _described(comparison, call)) for call in comparison.blamed]
+    causes = _with_lone_calls(comparison)
     others = [one for one in causes if not literal_of(one.call)]
     if not others or not _is_weight(others[0]):
         return causes
@@ -234,6 +240,27 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     first = BlamedPlace(call, row.target.place if row.target else "", words)
     at = causes.index(others[0])  # plain arguments of calls that ran before come first
     return [*causes[:at], first, *(one for one in causes[at:] if not _is_weight(one))]
+
+
+def _with_lone_calls(comparison: Comparison) -> list[BlamedPlace]:
+    """Return the calls that are to blame, the first of them replaced by what one side alone did just before.
+
+    So where what came in differs because of it, or no call is to blame. A module that is to blame for what it gave to a
+    call within it stays, if only a function in it is another.
+    """
+    causes = [BlamedPlace(call, call.origin, _described(comparison, call)) for call in comparison.blamed]
+    lone = lone_before(comparison)
+    if lone is None or (causes and causes[0].call.given_to and not lone.call.key.startswith("Module.")):
+        return causes
+    return [BlamedPlace(lone.call, "", f"{lone.words}{lone.onwards}"), *causes[1:]]
+
+
+def _lone_function(comparison: Comparison, named: CallResult) -> str:
+    """Return which function of one side alone made what the first difference is in, behind a sentence on another."""
+    lone = lone_before(comparison)
+    if lone is None or lone.call is named:
+        return ""
+    return f"; {lone.call.key}{placed_in(comparison, lone.call)} {lone.words}"
 
 
 def _parameters(comparison: Comparison) -> list[tuple[CallResult, ResultRow]]:
@@ -344,7 +371,7 @@ def odd_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
 
     Oddities are calls that only one side made, and arguments other than tensors that differ, as an epsilon does.
     """
-    if not blamed.key.startswith("Module."):
+    if not blamed.key.startswith("Module.") or blamed.result == UNMATCHED:
         return ()
     module = split_key(blamed.key)[0]
     found: list[str] = []
@@ -370,7 +397,7 @@ def _argument(row: ResultRow) -> str:
 
 def called_in(comparison: Comparison, call: CallResult) -> str:
     """Return the innermost line of the user's own code in the call's stack, "" if it is not known."""
-    frames = stack_of(comparison.stacks, call.key)
+    frames = stack_of(comparison.stacks, call.key) if call.target is not None else ()
     own = next((frame for frame in frames if "site-packages" not in frame), "")
     return " ".join(own.split())
 

@@ -7,32 +7,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.items import MODULE, DumpCall
+from trainermon.analysis.compare.items import MODULE
+from trainermon.analysis.compare.verdicts import CallResult
 from trainermon.dump.files.reader import split_key, stack_of
 from trainermon.dump.files.sources import SourceFrame, is_library, parse_frame
 
 _FRAMEWORK = re.compile(r"/(torch|mindspore)/")
 
 
-def placed_in(comparison: Comparison, call: DumpCall | None) -> str:
+def placed_in(comparison: Comparison, result: CallResult) -> str:
     """Return where a call is, as it follows on its name; "" if nothing is known.
 
-    As ` in layers.1.norm (RMSNorm), modeling.py:66; from train.py:195`. The lines are the target's.
+    As ` in layers.1.norm (RMSNorm), modeling.py:66; from train.py:195`. The lines are the target's: of a call that the
+    golden dump alone has none are known.
     """
-    if call is None:
-        return ""
-    lines = lines_of(comparison.stacks, call.key)
-    return f"{module_around(comparison, call)}{f', {lines}' if lines else ''}"
+    lines = lines_of(comparison.stacks, result.key) if result.target is not None else ""
+    return f"{module_around(comparison, result)}{f', {lines}' if lines else ''}"
 
 
-def module_around(comparison: Comparison, call: DumpCall) -> str:
+def module_around(comparison: Comparison, result: CallResult) -> str:
     """Return the module that makes a call, ` in layers.1.norm (RMSNorm)`; "" for a module itself, and without any."""
-    if call.family == MODULE or not call.scope:
+    call = result.target or result.golden
+    if call is None or call.family == MODULE or not call.scope:
         return ""
-    parent = comparison.parents.get(call.key)
+    parent = comparison.parents.get(call.key) if result.target is not None else None
     if parent is not None:
         return f" in {call.scope} ({split_key(parent)[1]})"
-    sides = (side for result in comparison.calls for side in (result.golden, result.target) if side is not None)
+    sides = (side for one in comparison.calls for side in (one.golden, one.target) if side is not None)
     around = next((one.name for one in sides if one.family == MODULE and one.path == call.scope), call.scope)
     class_name = around[len(call.scope) + 1 :]
     return f" in {call.scope}" + (f" ({class_name})" if class_name else "")

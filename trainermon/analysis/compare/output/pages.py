@@ -127,7 +127,7 @@ def _html(comparison: Comparison) -> Iterator[str]:
     yield f'<div class="tiles">{"".join(tiles)}</div>'
     yield "".join(f"<p>{_text(note)}</p>" for note in comparison.notes)
     yield from _growth_plot(comparison)
-    if comparison.blamed:
+    if causes_of(comparison):
         yield "<h2>Where differences arose</h2>"
         yield from _blamed_table(comparison)
     target_only, golden_only = unmatched_sides(comparison)
