@@ -178,16 +178,24 @@ def test_a_fault_in_a_part_of_another_name_is_found_there(level, mode, tmp_path)
     assert (call.key, call.origin) == ("Module.layers.1.ffn.down.Linear.forward.0", "parameters.weight")
 
 
+class Doubled(nn.Module):
+    """A block of two parts of one class."""
+
+    def __init__(self, one, other):
+        super().__init__()
+        self.add_module(one, Gated())
+        self.add_module(other, Gated())
+
+    def forward(self, hidden):
+        return sum(part(hidden) for part in self.children())
+
+
 @with_modules
 def test_two_parts_of_one_class_are_not_guessed_at(level, tmp_path):
-    def model(one, other):
-        torch.manual_seed(5)
-        found = Language()
-        found.layers = nn.ModuleList([nn.ModuleDict({one: Gated(), other: Gated()})])
-        found.layers[0].forward = lambda hidden: sum(part(hidden) for part in found.layers[0].values())
-        return found.eval()
+    target, golden = named("ffn"), named("ffn")
+    target.layers[0], golden.layers[0] = Doubled("a", "b").eval(), Doubled("c", "d").eval()
 
-    comparison = compared(tmp_path, model("a", "b"), model("c", "d"), level, Mode.STATISTICS)
+    comparison = compared(tmp_path, target, golden, level, Mode.STATISTICS)
 
     assert not [note for note in comparison.notes if "was taken for" in note]
 
