@@ -32,14 +32,14 @@ def unwrapped(path: str) -> str:
     return _wrappers.sub(r"\1", path)
 
 
-class _Kind(NamedTuple):
+class _SiblingKind(NamedTuple):
     """What modules below one parent have in common: the name without numbers, and the class."""
 
     name: str
     class_name: str
 
 
-class _Module(NamedTuple):
+class _SiblingModule(NamedTuple):
     """A module of one side: its path as it is in the dump, its class, and the parameters in it and all within."""
 
     path: str
@@ -48,16 +48,16 @@ class _Module(NamedTuple):
     values: list[object]
 
 
-class _Modules:
+class _ModuleTree:
     """The modules of one side as a tree, by their paths without wrappers."""
 
     def __init__(self, calls: Sequence[DumpCall]) -> None:
-        self.known: dict[str, _Module] = {}
+        self.known: dict[str, _SiblingModule] = {}
         self._within: defaultdict[str, list[str]] = defaultdict(list)
         made = [call for call in calls if call.family == MODULE and call.direction == FORWARD]
         for call in made:
             path = unwrapped(call.path)
-            self.known.setdefault(path, _Module(call.path, call.name.rpartition(".")[2], Counter(), []))
+            self.known.setdefault(path, _SiblingModule(call.path, call.name.rpartition(".")[2], Counter(), []))
         done: set[str] = set()
         for call in made:
             path = unwrapped(call.path)
@@ -78,12 +78,12 @@ class _Modules:
             if path in self.known:
                 yield path
 
-    def kinds(self, path: str) -> dict[_Kind, list[str]]:
+    def kinds(self, path: str) -> dict[_SiblingKind, list[str]]:
         """Return the modules directly within one, by kind, in the order in which they ran; "" is the outermost."""
-        found: defaultdict[_Kind, list[str]] = defaultdict(list)
+        found: defaultdict[_SiblingKind, list[str]] = defaultdict(list)
         for inner in self._within.get(path, ()):
             name = inner[len(path) + 1 :] if path else inner
-            found[_Kind(_number.sub("#", name), self.known[inner].class_name)].append(inner)
+            found[_SiblingKind(_number.sub("#", name), self.known[inner].class_name)].append(inner)
         return dict(found)
 
 
@@ -104,11 +104,11 @@ def match_siblings(target: DumpRows, golden: DumpRows) -> SiblingMatch:
 
     Costs a look at each module's first forward.
     """
-    return _SiblingMatcher(_Modules(target.calls), _Modules(golden.calls)).match()
+    return _SiblingMatcher(_ModuleTree(target.calls), _ModuleTree(golden.calls)).match()
 
 
 class _SiblingMatcher:
-    def __init__(self, ours: _Modules, theirs: _Modules) -> None:
+    def __init__(self, ours: _ModuleTree, theirs: _ModuleTree) -> None:
         self._ours = ours
         self._theirs = theirs
         self._paths: dict[str, str] = {}
@@ -152,7 +152,7 @@ class _SiblingMatcher:
         return pairs
 
     def _renamed_kinds(
-        self, ours: dict[_Kind, list[str]], theirs: dict[_Kind, list[str]], around: tuple[str, str]
+        self, ours: dict[_SiblingKind, list[str]], theirs: dict[_SiblingKind, list[str]], around: tuple[str, str]
     ) -> list[tuple[str, str]]:
         """Return the pairs of modules whose class is left once on each side, with parameters of the same shapes."""
         pairs: list[tuple[str, str]] = []
@@ -180,7 +180,7 @@ class _SiblingMatcher:
             paths += [inner for within in self._ours.kinds(path).values() for inner in within]
 
     @staticmethod
-    def _values(modules: _Modules, path: str) -> _Values:
+    def _values(modules: _ModuleTree, path: str) -> _Values:
         return tuple(modules.known[path].values)
 
     @staticmethod
@@ -193,7 +193,7 @@ class _SiblingMatcher:
         )
 
 
-def _rule_path(around: str, kind: _Kind) -> str:
+def _rule_path(around: str, kind: _SiblingKind) -> str:
     """Return the path of modules of a kind as rules have it, with `*` for numbers."""
     return f"{_number.sub('*', around)}.{kind.name.replace('#', '*')}".lstrip(".")
 
