@@ -5,10 +5,14 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.core.values import Kind
+from trainermon.monitor.frameworks.held_places import HeldModules
 
 QUIET = {"agent": {"start": False}, "param_distribution": True}
 STEPS, CHANGED = 6, 3
@@ -178,4 +182,59 @@ def test_a_monitor_for_each_of_two_optimizers_shows_each_at_its_own_step(places,
         rows = RankJournal(next(places[0].rglob(name))).rows
         for step, truth in enumerate(given[name]):
             assert gradients(rows, step) == pytest.approx(truth, rel=1e-9), (name, step)
-    assert "monitor" not in caplog.text
+    assert all("no loss so far" in message for message in caplog.messages)
+
+
+@pytest.fixture
+def alone():
+    """A job of one rank, for frameworks that need one."""
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def shard_again(model, optimizer):
+    model[1] = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shard_again, "another module in the place of 1 than at set_monitor"),
+        (lambda model, optimizer: model[2].bias.requires_grad_(), "did not at set_monitor: 2.bias;"),
+        (lambda model, optimizer: None, ""),
+    ],
+)
+def test_modules_that_are_replaced_and_parameters_that_are_unfrozen_under_fsdp_are_named(
+    places, caplog, alone, change, said
+):
+    model = net()
+    model[2].bias.requires_grad_(requires_grad=False)
+    for module in (model[1], model):
+        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for step in range(STEPS):
+            if step == CHANGED:
+                change(model, optimizer)
+            model(torch.arange(5)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    told = [message for message in caplog.messages if "at set_monitor" in message]
+    assert len(told) == bool(said)
+    assert all(said in message for message in told)
+
+
+@pytest.mark.parametrize("depth", [0, 3, 40])
+def test_a_replaced_module_is_found_within_as_many_looks_as_it_takes_to_see_all(depth):
+    parts = [nn.Sequential(nn.Linear(1, 1)) for _ in range(50)]
+    held = HeldModules([], [nn.Sequential(*parts)])
+    parts[depth][0] = nn.Linear(1, 1)
+
+    said = [message for _ in range(10) if (message := held.look())]
+
+    assert len(said) == 1
+    assert f"in the place of {depth}.0 than" in said[0]

@@ -99,6 +99,54 @@ class HeldPlaces:
         return "; ".join(parts) + _AGAIN if parts else ""
 
 
+class HeldModules:
+    """Looks, at some modules a call, for modules that were replaced, and for parameters that were unfrozen.
+
+    For frameworks that put parameters of their own in the place of the model's: the parameters themselves tell nothing.
+    """
+
+    def __init__(self, parameters: Sequence[HeldParameter], roots: Sequence[nn.Module]) -> None:
+        self._roots = roots
+        watched = {id(parameter.tensor) for parameter in parameters}
+        named = ((plain_name(name), p) for root in roots for name, p in root.named_parameters())
+        self._frozen = {name: p for name, p in named if not p.requires_grad and id(p) not in watched}
+        self._scans_left = _MAX_SCANS
+        self._begin()
+
+    def look(self) -> str:
+        """Return what has changed, in words; "" where nothing was found. Some microseconds, as `HeldPlaces.look`."""
+        modules = itertools.islice(self._places, self._num_places)
+        is_same = all([*map(id, held.values())] == before for held, before in modules)
+        if (is_same and True not in map(_NEEDS_GRADIENT, self._frozen.values())) or not self._scans_left:
+            return ""
+        before, parts = self._modules, []
+        self._scans_left -= 1
+        self._begin()
+        changed = [name for name, module in self._modules.items() if before.get(name) is not module]
+        unfrozen = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        for name in unfrozen:
+            del self._frozen[name]
+        if changed:
+            outer = [name for name in changed if not any(name.startswith(f"{other}.") for other in changed)]
+            parts.append(
+                f"the model holds another module in the place of {_listed(outer)} than at set_monitor, or none was "
+                "there: rows of its parameters go on being those of the old one, if there are any"
+            )
+        if unfrozen:
+            parts.append(f"parameters require a gradient that did not at set_monitor: {_listed(unfrozen)}")
+        return "; ".join(parts) + _AGAIN if parts else ""
+
+    def _begin(self) -> None:
+        self._modules = {plain_name(name): module for root in self._roots for name, module in root.named_modules()}
+        places = [
+            (module._modules, [*map(id, module._modules.values())])
+            for module in self._modules.values()
+            if module._modules and not isinstance(module, torch.jit.ScriptModule)
+        ]
+        self._places = itertools.cycle(places)
+        self._num_places = min(_LOOKS, len(places))
+
+
 def num_stepped(optimizer: Any) -> int:
     """Return how many parameters are in the groups of a torch optimizer."""
     return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -7,6 +7,7 @@ import gc
 import torch
 
 from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.frameworks.held_places import HeldModules
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import has_compiled
 from trainermon.monitor.taps.training import Training
@@ -27,6 +28,7 @@ class UnseenChanges:
         self._guard = guard
         self._num_writes = training.num_writes()
         training.look_for_changes()  # later looks compare with what is there now
+        self._modules = None if training.keeps_parameters else HeldModules(training.parameters, training.roots)
         self._has_told_of_step = False
 
     def step_ended(self) -> None:
@@ -65,7 +67,7 @@ class UnseenChanges:
 
     def look_for_parameters(self) -> None:
         """Warn of parameters that the model or the optimizer holds now, and that are not watched; once of each."""
-        message = self._training.look_for_changes()
+        message = self._training.look_for_changes() if self._modules is None else self._modules.look()
         if message:
             self._collector.tell(message)
 

@@ -125,6 +125,7 @@ class Training(abc.ABC):
         modules: Every module below the roots, in definition order.
         parameters: Every parameter that requires a gradient.
         optimizer: The outer optimizer: the one whose step ends a training step.
+        keeps_parameters: The model holds the same parameters before and after a step, unless the script changes them.
         reads_at_entry: Reduced gradients are final at the entry of the outer step, unclipped. False: at the end of the
             step's last backward (where the user clips by himself before the step).
         final_when_accumulated: Nothing touches a gradient between the moment at which the step's last backward has
@@ -145,6 +146,7 @@ class Training(abc.ABC):
     """
 
     framework: ClassVar[str]
+    keeps_parameters: ClassVar[bool] = False
     reads_at_entry: bool = False
     final_when_accumulated: bool = False
     holds_replicas: bool = True
@@ -266,7 +268,7 @@ class Training(abc.ABC):
     def look_for_changes(self) -> str:
         """Return, in words, which parameters the model or the optimizer holds that are not watched, else "".
 
-        Looks at a few of them a call, so that it costs some microseconds; "" where the framework replaces them itself.
+        Looks at a few of them a call, so that it costs some microseconds; "" without `keeps_parameters`.
         """
         return ""
 
