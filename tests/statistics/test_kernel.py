@@ -119,14 +119,6 @@ def test_a_tensor_without_memory_is_refused(rows_of):
             rows_of([torch.randn(3), tensor])
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_a_quantized_tensor_is_refused(rows_of):
-    quantized = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
-
-    with pytest.raises(TypeError, match=r"quantized \(torch.qint8\), expected a real dtype"):
-        rows_of([quantized])
-
-
 def test_a_tensor_on_another_device_is_refused(rows_of):
     with pytest.raises(ValueError, match="tensor is on meta, expected the device of the rows: cpu"):
         rows_of([torch.empty(3, device="meta")])

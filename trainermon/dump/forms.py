@@ -20,6 +20,7 @@ from trainermon.dump.files.numbers import NO_NUMBERS
 # The JSON of a string, by the encoder's own function: 0.1 µs.
 quoted = encode_basestring_ascii
 _COUNTS = re.compile(r'"nans": (\d+), "infs": (\d+)')
+_SHAPE = re.compile(r'"shape": \[[^]]*\]')
 _CONSTANTS = {None: "null", True: "true", False: "false"}
 # A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
 MAX_ITEMS = 1024
@@ -89,6 +90,11 @@ class TensorForm:
     def add(self, name: str, value: Any) -> None:
         """Add a JSON item to those that stand behind the statistics; `value` is as in `json_text`."""
         self.more += f", {quoted(name)}: {json_text(value)}"
+
+    def show_batch(self, shape: Sequence[int]) -> None:
+        """Say that the tensor is one inside torch.func's vmap or grad, and has `shape` with all that is batched."""
+        self.head = _SHAPE.sub(f'"shape": {list(shape)}', self.head, count=1)
+        self.add("transformed", "inside vmap or grad; the shape is that of the whole batch")
 
     def text(self) -> str:
         """Return the tensor's JSON object as text: type, shape, statistics, order and what was added."""

@@ -16,7 +16,15 @@ from trainermon.core.values import STATISTICS
 from trainermon.dump.files.numbers import ElementKind, numbers_texts
 from trainermon.dump.forms import TensorLeaf, TensorReading
 from trainermon.statistics.kernel import write, write_single
-from trainermon.statistics.layout import PLAIN_TYPES, is_strided, stored_elements
+from trainermon.statistics.layout import (
+    CODED,
+    PLAIN_TYPES,
+    is_strided,
+    is_whole,
+    readable,
+    stored_elements,
+    untransformed,
+)
 from trainermon.statistics.native import ROW_BYTES
 
 # Beyond this many remembered tensors the memory starts afresh; most of them are long gone then.
@@ -105,6 +113,9 @@ class TensorReadings(TensorMemory[TensorReading]):
             self.remember(tensor, reading)
             if not self._take(tensor, reading):
                 others.append((tensor, reading))
+                if (behind := untransformed(tensor)) is not tensor:
+                    self._seen.pop(id(tensor), None)  # writes to what is behind it are not counted on it
+                    form.show_batch(behind.shape)
         return self._fill(others) if others else []
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
@@ -117,10 +128,10 @@ class TensorReadings(TensorMemory[TensorReading]):
         self._statistics.resolve()
 
     def _fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> list[Exception]:
-        """Take statistics; a tensor that has none (quantized, or within `vmap`) costs its own, not the entry."""
+        """Take statistics; a tensor that cannot be read costs its own, not the entry."""
         try:
             self._statistics.fill(fresh)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             return [error] if len(fresh) == 1 else [found for each in fresh for found in self._fill([each])]
         return []
 
@@ -172,7 +183,7 @@ class _WrittenRows:
     def __init__(self, device: torch.device) -> None:
         self._rows = torch.empty(MAX_ROWS, len(STATISTICS), dtype=torch.float64, device=device)
         self._begin = self._rows.data_ptr()
-        self._waiting: list[tuple[TensorReading, torch.dtype]] = []
+        self._waiting: list[tuple[TensorReading, torch.dtype | None]] = []  # None: of the parts of complex numbers
 
     def take(self, tensor: Tensor, reading: TensorReading) -> bool:
         waiting = self._waiting
@@ -191,12 +202,19 @@ class _WrittenRows:
         return bool(self._waiting)
 
     def add(self, group: Sequence[tuple[Tensor, TensorReading]]) -> None:
-        for first in range(0, len(group), MAX_ROWS):
-            part = group[first : first + MAX_ROWS]
-            if len(self._waiting) + len(part) > MAX_ROWS:
+        most = MAX_ROWS // 2  # complex ones have two rows
+        for first in range(0, len(group), most):
+            part = group[first : first + most]
+            if len(self._waiting) + 2 * len(part) > MAX_ROWS:
                 self.bring()
-            write([_real(tensor) for tensor, _ in part], self._rows, len(self._waiting))
-            self._waiting += [(reading, tensor.dtype) for tensor, reading in part]
+            tensors = [_real(tensor) for tensor, _ in part]
+            waiting: list[tuple[TensorReading, torch.dtype | None]] = [(one, tensor.dtype) for tensor, one in part]
+            for tensor, reading in part:
+                if tensor.is_complex():
+                    tensors.append(_parts(tensor))
+                    waiting.append((reading, None))
+            write(tensors, self._rows, len(self._waiting))
+            self._waiting += waiting
 
     def bring(self) -> None:
         if not self._waiting:
@@ -204,17 +222,19 @@ class _WrittenRows:
         with DisableTorchFunction():  # a flush may come where a function mode is on, and records what is called
             rows = self._rows[: len(self._waiting)].cpu().numpy()
         texts = numbers_texts(rows, [element_kind(dtype) for _, dtype in self._waiting])
-        for (reading, _), text in zip(self._waiting, texts, strict=True):
-            reading.numbers = text
+        for (reading, dtype), text in zip(self._waiting, texts, strict=True):
+            reading.numbers = f'{reading.numbers}, "parts": {{{text}}}' if dtype is None else text
         self._waiting.clear()
 
 
 @functools.cache
-def element_kind(dtype: torch.dtype) -> ElementKind:
-    """Return what the elements of a dtype are; a complex number counts as a fraction."""
+def element_kind(dtype: torch.dtype | None) -> ElementKind:
+    """Return what the elements of a dtype are; a complex number counts as a fraction, and so do its parts (None)."""
+    if dtype is None:
+        return ElementKind.FRACTION
     if dtype is torch.bool:
         return ElementKind.BOOLEAN
-    is_fraction = dtype.is_floating_point or dtype.is_complex
+    is_fraction = dtype.is_floating_point or dtype.is_complex or (dtype in CODED and not is_whole(dtype))
     return ElementKind.FRACTION if is_fraction else ElementKind.INTEGER
 
 
@@ -225,6 +245,7 @@ def has_elements(tensor: Tensor) -> bool:
 
 def _real(tensor: Tensor) -> Tensor:
     """Return a tensor with the elements of `tensor` that the kernels can read; mostly `tensor` itself."""
+    tensor = untransformed(tensor)
     if type(tensor) in PLAIN_TYPES and tensor.dtype in REAL and is_strided(tensor):
         return tensor
     return _unwrapped(tensor)
@@ -232,11 +253,21 @@ def _real(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _unwrapped(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if hasattr(tensor, "to_local"):  # the whole of a DTensor is nowhere
-        tensor = tensor.to_local()
-    if not is_strided(tensor):  # the elements that are stored; the others are zeros by definition, or there are none
-        tensor = stored_elements(tensor)
+    tensor = _own(tensor)
     if tensor.is_complex():
-        return tensor.abs()
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+        tensor = (tensor.to(torch.complex64) if tensor.dtype is torch.complex32 else tensor).abs()
+    return untransformed(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor)
+
+
+@torch.no_grad()
+def _parts(tensor: Tensor) -> Tensor:
+    return untransformed(torch.view_as_real(_own(tensor).resolve_conj()))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return a dense tensor with the elements of `tensor`; of a sparse one those that are stored, or a zero."""
+    tensor = readable(tensor.detach())
+    if not is_strided(tensor):
+        stored = readable(stored_elements(tensor))
+        tensor = stored if stored.numel() else stored.new_zeros(1)
+    return tensor

@@ -12,7 +12,7 @@ from trainermon.dump.debugger_config import TensorSlice
 from trainermon.dump.files.tensor_files import save_tensor, suffix_for
 from trainermon.dump.statistics import TensorReadings, has_elements
 from trainermon.statistics.crc32 import crc32
-from trainermon.statistics.layout import nested_elements
+from trainermon.statistics.layout import readable, untransformed
 
 
 class TorchTensors:
@@ -62,12 +62,7 @@ def checksum(tensor: Tensor) -> str:
     """
     if not has_elements(tensor):
         return f"{0:08x}"
-    tensor = tensor.detach()
-    to_local = getattr(tensor, "to_local", None)
-    tensor = to_local() if to_local is not None else tensor
-    if tensor.is_nested:
-        tensor = nested_elements(tensor)
-    elif tensor.layout is not torch.strided:
+    tensor = readable(tensor.detach())
+    if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
-    return f"{crc32(plain):08x}"
+    return f"{crc32(untransformed(tensor.cpu().contiguous().resolve_conj().resolve_neg())):08x}"

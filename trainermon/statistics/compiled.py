@@ -20,6 +20,7 @@ from trainermon.statistics.layout import (
     no_memory,
     plain,
     runs,
+    untransformed,
 )
 from trainermon.statistics.native import KINDS, PARALLEL, ROW_BYTES, NativeMoments, native, pack
 
@@ -119,13 +120,18 @@ class _MomentsKernel:
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
         address = out.data_ptr() + first_row * ROW_BYTES
-        # both take little where nothing of what they need is in the cache, as between two steps
-        if self._write_dense is not None and self._write_dense(tensors, address):
-            return
-        if len(tensors) == 1 and _write_single(self._native, None, tensors[0], address):
-            return
+        packed = None
+        try:
+            # both take little where nothing of what they need is in the cache, as between two steps
+            if self._write_dense is not None and self._write_dense(tensors, address):
+                return
+            if len(tensors) == 1 and _write_single(self._native, None, tensors[0], address):
+                return
+            if len(tensors) >= _WORTH_KEEPING:
+                packed = self._pack_dense(tensors)
+        except RuntimeError:  # one has no place in memory, being sparse or inside vmap
+            packed = None
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
-        packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None
         if packed is None:
             packed = _pack(tensors, first_row, others)
         missing = self._native.write(packed, len(tensors), address, torch.get_num_threads())
@@ -181,7 +187,7 @@ def _pack(tensors: Sequence[Tensor], first_row: int, others: list[tuple[int, Ten
     fields: list[int] = []
     for row, tensor in enumerate(tensors, start=first_row):
         kind = _KIND_OF.get(tensor.dtype)
-        if kind is not None and type(tensor) in PLAIN_TYPES and tensor.is_cpu and tensor.is_contiguous():
+        if kind is not None and _lies_in_memory(tensor) and tensor.is_cpu and tensor.is_contiguous():
             fields += (tensor.data_ptr(), tensor.numel(), kind)
         else:
             elements = plain(tensor)
@@ -189,6 +195,10 @@ def _pack(tensors: Sequence[Tensor], first_row: int, others: list[tuple[int, Ten
             fields += dense or (0, 0, 0)
             others.append((row, elements, dense is not None))
     return pack(fields, len(tensors))
+
+
+def _lies_in_memory(tensor: Tensor) -> bool:
+    return type(tensor) in PLAIN_TYPES and tensor.layout is _STRIDED and untransformed(tensor) is tensor
 
 
 def _dense(tensor: Tensor) -> tuple[int, int, int] | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainermon.core.values import NO_ELEMENTS, Moments
-from trainermon.statistics.layout import OtherDeviceError, no_memory, plain, runs
+from trainermon.statistics.layout import OtherDeviceError, no_memory, plain, runs, stored_elements
 from trainermon.statistics.merge import NUM_STATISTICS, merge_rows
 
 # Elements per chunk. An accelerator wants few launches, and each temporary is 8 MiB then; a CPU makes several passes
@@ -42,8 +42,8 @@ def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
 def row_of(elements: Tensor) -> Tensor:
     """Return the eight moments of a tensor that `layout.plain` returned, as float64 `[8]` on its device."""
     if elements.layout is not torch.strided:
-        stored = elements.coalesce().values()
-        return _with_zeros(row_of(stored), elements.numel() - stored.numel())
+        stored = plain(stored_elements(elements))
+        return _with_zeros(row_of(stored), elements.numel() * (2 if elements.is_complex() else 1) - stored.numel())
     if elements.numel() and not elements.data_ptr():
         raise no_memory(elements)
     lies = runs(elements.shape, elements.stride())

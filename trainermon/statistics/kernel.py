@@ -44,7 +44,8 @@ def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
 
     Args:
         tensors: real dtypes, any strides; empty and 0-d tensors too. A DTensor stands for its local shard, a complex
-            tensor for its real and imaginary parts (twice as many elements), a sparse COO tensor for all its elements.
+            tensor for its real and imaginary parts (twice as many elements), a sparse tensor for all its elements; see
+            `layout.readable` for others.
             A tensor on another device than `out` is read where it is, and its row is copied (from an accelerator to the
             host: the only case in which this waits).
         out: float64 `[rows, 8]`, contiguous; columns as in `values.STATISTICS`. The row of a tensor without elements is
@@ -53,8 +54,7 @@ def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
         first_row: row of the first tensor.
 
     Raises:
-        TypeError: a tensor is quantized.
-        RuntimeError: a tensor is sparse in a layout other than COO (torch's own error).
+        RuntimeError: torch cannot read a tensor (torch's own error).
         ValueError: `out` does not fit, or a tensor has elements but no memory (a parameter whose storage is freed
             between uses).
     """

@@ -1,7 +1,9 @@
-"""How the elements of any tensor lie in memory: which are a tensor's own, and in which runs they can be read.
+"""How the elements of any tensor lie in memory: which are its own, in which runs they are read, what they mean.
 
 To the moments the order of elements does not matter, so a permuted tensor needs no copy, and of an expanded one each
 element in memory is read once.
+
+Source of float4: OCP Microscaling Formats (MX) Specification v1.0, section 5.3.3 (E2M1).
 """
 
 from __future__ import annotations
@@ -9,13 +11,29 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 PLAIN_TYPES = {Tensor, torch.nn.Parameter}
+# Whether a tensor wraps another one inside a function transform; and that other one.
+_is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+_behind: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
+
+
+_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)
+_QUANTIZED = frozenset([torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4])
+_SHORT = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
+
+UNCOUNTED = frozenset(getattr(torch, name) for name in _SHORT if hasattr(torch, name))
+"""Integers of less than a byte, of which torch does not say how many stand in one."""
+
+_BITS = UNCOUNTED | {torch.bits8, torch.bits1x8, torch.bits2x4, torch.bits4x2, torch.bits16}
+
+CODED = _QUANTIZED | _BITS | ({_FLOAT4} if _FLOAT4 is not None else set())
+"""Dtypes of which `decoded` gives another one."""
 
 
 class ElementRuns(NamedTuple):
@@ -37,21 +55,43 @@ class ElementRuns(NamedTuple):
 def plain(tensor: Tensor) -> Tensor:
     """Return a tensor whose memory holds the elements of `tensor` with a real dtype; often `tensor` itself.
 
-    A DTensor stands for its local shard, which costs no communication. A complex tensor stands for its real and
-    imaginary parts, so that its norm, zeros and non-finite values are seen; its count is twice the number of elements.
-    A nested tensor stands for the elements of its components.
-    A result of a functional collective that is still in flight is waited for.
+    It is `readable`; a complex tensor stands for its real and imaginary parts, so that its norm, zeros and non-finite
+    values are seen; its count is twice the number of elements. A sparse tensor stays one: see `stored_elements`.
 
     Raises:
-        TypeError: the tensor is quantized.
+        RuntimeError: torch cannot read the tensor (its own error).
+    """
+    tensor = readable(tensor)
+    if tensor.is_complex() and tensor.layout is torch.strided:
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+    return untransformed(tensor.detach().resolve_neg() if tensor.is_neg() else tensor)
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """Return a tensor with the elements of `tensor` in a layout and dtype that torch computes with; often itself.
+
+    A DTensor stands for its local shard, which costs no communication; a nested tensor for the elements of its
+    components; a masked one has zeros where it is masked; one inside vmap or grad stands for the whole batch; a
+    quantized one for the numbers that it means; and see `decoded`. A sparse tensor stays one. A result of a functional
+    collective that is still in flight is waited for.
+
+    Raises:
+        RuntimeError: torch cannot read the tensor (its own error).
     """
     if type(tensor) not in PLAIN_TYPES or tensor.is_nested:
         tensor = _unwrap(tensor)
-    if tensor.is_quantized:
-        raise TypeError(f"tensor is quantized ({tensor.dtype}), expected a real dtype: watch its dequantized form")
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.detach().resolve_conj())
-    return tensor.detach().resolve_neg() if tensor.is_neg() else tensor
+    tensor = untransformed(tensor)
+    return decoded(tensor) if tensor.dtype in CODED else tensor
+
+
+def untransformed(tensor: Tensor) -> Tensor:
+    """Return the tensor in memory that stands behind one inside torch.func's vmap or grad; others as they are. 0.1 us.
+
+    Inside vmap it holds the whole batch, so that it has a dimension more.
+    """
+    while _is_transformed(tensor):
+        tensor = _behind(tensor)
+    return tensor
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:
@@ -110,7 +150,10 @@ def is_strided(tensor: Tensor) -> bool:
 
 
 def stored_elements(tensor: Tensor) -> Tensor:
-    """Return the elements that a sparse or nested tensor keeps in memory, as a dense tensor without its indices."""
+    """Return the elements that a sparse or nested tensor keeps in memory, as a dense tensor without its indices.
+
+    Elements that a COO tensor has twice are added up.
+    """
     if tensor.is_nested:
         return nested_elements(tensor)
     return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
@@ -156,9 +199,46 @@ def _unwrap(tensor: Tensor) -> Tensor:
         if kind is not None and isinstance(tensor, kind):
             with torch.no_grad():
                 local: Tensor = tensor.to_local()
-            return plain(local)
+            return readable(local)
+    masked = getattr(sys.modules.get("torch.masked.maskedtensor.core"), "MaskedTensor", None)
+    if masked is not None and isinstance(tensor, masked):
+        with torch.no_grad():
+            unmasked: Tensor = tensor.detach().to_tensor(0)
+        return unmasked
     pending = getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
     if pending is not None and isinstance(tensor, pending):
         result: Tensor = tensor.wait()
         return result
     return tensor
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    """Return whether the elements of one of the `CODED` types are whole numbers, of which no two are close."""
+    return dtype in _BITS
+
+
+@torch.no_grad()
+def decoded(tensor: Tensor) -> Tensor:
+    """Return the numbers that a tensor of one of the `CODED` types means.
+
+    Of a quantized one these are float32, and of float4 too, two from each byte: the last dimension is twice as long.
+    Of bits, and of integers of less than a byte, it is not known how many stand in a byte: the bytes are the numbers,
+    as uint8 (int16 of `bits16`), without a copy.
+
+    Raises:
+        RuntimeError: torch does not know how the tensor is quantized.
+    """
+    tensor = tensor.detach()
+    if tensor.dtype in _QUANTIZED:
+        return tensor.dequantize()
+    if tensor.dtype is not _FLOAT4:
+        return tensor.view(torch.int16 if tensor.dtype is torch.bits16 else torch.uint8)
+    codes = tensor.view(torch.uint8)
+    pairs = _float4(tensor.device)[torch.stack((codes & 15, codes >> 4), -1).long()]
+    return pairs.flatten(-2) if tensor.dim() else pairs
+
+
+@functools.cache
+def _float4(device: torch.device) -> Tensor:
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=device)
+    return torch.cat((sizes, -sizes))

@@ -36,7 +36,9 @@ class DumpRow(NamedTuple):
     `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of that. `dtype` and
     `shape` are None where there is no value. `max`, `min`, `mean`, `norm` are numbers, None, or for a text argument the
     text. `nans` and `infs` count elements; None: not counted. `checksum` is (algorithm, digits), `data_name` the name
-    of the tensor's file. `merged` says what the row was put together from (`2 parts, tp`); "": it was dumped as it is.
+    of the tensor's file. `more` is what else tells such tensors apart: of truth values the number of zeros, of complex
+    numbers the statistics of their parts; None where there is nothing more. `merged` says what the row was put together
+    from (`2 parts, tp`); "": it was dumped as it is.
     """
 
     place: str
@@ -52,6 +54,7 @@ class DumpRow(NamedTuple):
     infs: int | None = None
     checksum: tuple[str, str] | None = None
     data_name: str | None = None
+    more: Any = None
     merged: str = ""
 
     @property
@@ -302,7 +305,12 @@ def _tensor(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
         get("infs"),
         checksum,
         None if name is None else sys.intern(name),  # raises where it is no text
+        get("zeros") if get("dtype") == "torch.bool" else _parts(get("parts")),
     )
+
+
+def _parts(form: Any) -> tuple[Any, ...] | None:
+    return None if form is None else (form["Max"], form["Min"], form["Mean"])
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -63,6 +63,7 @@ def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
         and theirs.dtype in _FLOATING
         and (ours.nans or 0) == (theirs.nans or 0)
         and (ours.infs or 0) == (theirs.infs or 0)
+        and ours.more is None
     ]
     values = np.array([_numbers(pairs[index][0]) + _numbers(pairs[index][1]) for index in likely], dtype=np.float64)
     values = values.reshape(-1, 8)  # numpy makes NaN of None
@@ -140,9 +141,25 @@ def relative_size(target: DumpRow, golden: DumpRow) -> float | None:
     extremum counts: mean and norm tell of nothing else. Statistics cannot see a permutation. None if neither side has
     any, of a tensor that is not empty.
     """
-    if _values(target) == _values(golden):
+    is_same = _values(target) == _values(golden)
+    if is_same and _is_same_beside(target, golden):
         return 0.0 if target.has_values else None
-    return math.inf if is_discrete(target) and is_discrete(golden) else _size(target, golden)
+    if is_discrete(target) and is_discrete(golden):
+        return math.inf
+    size = 0.0 if is_same else _size(target, golden)
+    if size is None or math.isnan(size) or _is_same_beside(target, golden):
+        return size
+    return max(size, *_gaps(*_finite_pairs(*zip(target.more, golden.more, strict=True))))
+
+
+def _is_same_beside(target: DumpRow, golden: DumpRow) -> bool:
+    """Return whether what else is known of both is the same: zeros of truth values, the parts of complex numbers."""
+    return target.more is None or golden.more is None or target.more == golden.more
+
+
+def _gaps(*pairs: tuple[float, float]) -> list[float]:
+    largest = max((abs(value) for pair in pairs for value in pair), default=0.0)
+    return [abs(ours - theirs) / largest if largest > TINY else 0.0 for ours, theirs in pairs]
 
 
 def _size(target: DumpRow, golden: DumpRow) -> float | None:
@@ -176,7 +193,7 @@ def _size_without_extremes(target: DumpRow, golden: DumpRow) -> float | None:
 
 def is_discrete(item: DumpRow) -> bool:
     """Return whether a tensor holds integers or booleans, of which no two different ones are close."""
-    return item.is_tensor and dtype_name(item.dtype).startswith(("int", "uint", "bool"))
+    return item.is_tensor and dtype_name(item.dtype).startswith(("int", "uint", "bool", "bits"))
 
 
 def _has_limit(item: DumpRow) -> bool:

@@ -78,6 +78,9 @@ MAX_ROUNDING = 0.25
 """The most that is ever put down to rounding alone: the distance from 1 to the next number of a type with two bits of
 mantissa (float8_e5m2). A bound that grew on with the type would pass a tensor that is zero, or has the other sign."""
 
+COARSE = 2.0**-4
+"""Unit roundoff from which on a type is coarse: that of the finest 8-bit floats."""
+
 ELEMENTWISE_SAFETY = 3.0
 """The same of what inputs explain, where the whole of their difference is known, element by element."""
 
@@ -156,6 +159,14 @@ def roundoff(items: Iterable[DumpRow]) -> float:
 def roundoff_of(dtype: str | None) -> float:
     """Return the unit roundoff of a type as dumps name it (`torch.float32`); 0 if it is not floating, or None."""
     return _BY_DTYPE.get(dtype or "", 0.0)
+
+
+def is_coarse(*rows: DumpRow) -> bool:
+    """Return whether the tensors of any of the rows have at most four bits of mantissa, as 8-bit floats.
+
+    Their statistics differ by rounding as much as those of other values of the same spread.
+    """
+    return any(roundoff_of(row.dtype) >= COARSE for row in rows if row.is_tensor)
 
 
 def is_product(call: DumpCall) -> bool:

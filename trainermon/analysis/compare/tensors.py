@@ -36,6 +36,9 @@ _LEAST_EXPONENT = {
     "float8_e4m3fnuz": -6,
     "float8_e5m2": -13,
     "float8_e5m2fnuz": -14,
+    "float8_e8m0fnu": -126,
+    "float4_e2m1fn_x2": 1,
+    "complex32": -13,
     "complex64": -125,
     "complex128": -1021,
 }
@@ -180,16 +183,20 @@ def tensor_difference(ours: DumpRow, theirs: DumpRow, *, target: DumpRows, golde
     """Return how far the tensors of two rows are apart; where one was not dumped, what the statistics tell.
 
     Elements that are NaN, or the same infinity, on both sides are equal. With other non-finite ones the size is NaN,
-    and the columns are those of the remaining elements.
+    and the columns are those of the remaining elements. Of tensors that torch loads, but cannot make numbers of, the
+    statistics tell, too.
 
     Raises:
         DumpError: a file is missing or damaged, or does not hold what its dump says, or it is one of torch and torch is
             not installed.
     """
     path, their_path = target.tensor_path(ours), golden.tensor_path(theirs)
+    by_statistics = DumpRowDifference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
     if path is None or their_path is None or ours.shape != theirs.shape:
-        return DumpRowDifference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
+        return by_statistics
     flat, their_flat = _flat(path), _flat(their_path)
+    if flat is None or their_flat is None:
+        return by_statistics
     if len(flat) != len(their_flat):
         raise DumpError(
             f"{path}: found {len(flat):,} elements, expected as many as in {their_path}, {len(their_flat):,}: one file "
@@ -201,7 +208,7 @@ def tensor_difference(ours: DumpRow, theirs: DumpRow, *, target: DumpRows, golde
         for chunk, their_chunk in zip(_chunks(flat), _chunks(their_flat), strict=True):
             sums.add(chunk, their_chunk, name, our_name)
     found = sums.difference()
-    if found.relative and is_discrete(ours) and is_discrete(theirs):
+    if is_discrete(ours) and is_discrete(theirs) and (found.relative or _differ_beyond_doubles(flat, their_flat)):
         return found._replace(relative=math.inf)
     return found
 
@@ -227,9 +234,20 @@ def _chunks(flat: Any) -> Iterator[_Array]:
         yield np.asarray(part if isinstance(part, np.ndarray) else part.double().numpy(), dtype=np.float64)
 
 
+def _differ_beyond_doubles(flat: Any, their_flat: Any) -> bool:
+    """Return whether 64-bit integers differ that are the same as float64, as hashes may be."""
+    one, other = (each if isinstance(each, np.ndarray) else each.numpy() for each in (flat, their_flat))
+    return one.dtype.itemsize == other.dtype.itemsize == 8 and not np.array_equal(one, other)
+
+
 def _flat(source: Path | TensorAssembly) -> Any:
-    """Return a tensor of one dimension, mapped from its file, or put together; of complex numbers both parts."""
+    """Return a tensor of one dimension, mapped from its file, or put together; of complex numbers both parts.
+
+    None if torch cannot read its numbers.
+    """
     whole = source.whole(_read) if isinstance(source, TensorAssembly) else _load(source)
+    if whole is None:
+        return None
     if isinstance(whole, np.ndarray):
         flat = whole.reshape(-1)
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
@@ -241,8 +259,14 @@ def _flat(source: Path | TensorAssembly) -> Any:
 
 
 def _read(path: Path) -> _Array:
-    """Return the tensor in a file in float64, or complex128."""
+    """Return the tensor in a file in float64, or complex128.
+
+    Raises:
+        DumpError: There is none, or torch cannot read its numbers.
+    """
     tensor = _load(path)
+    if tensor is None:
+        raise DumpError(f"{path} is of a type that cannot be put together: compare with --mode statistics")
     if isinstance(tensor, np.ndarray):
         return tensor.astype(np.complex128 if tensor.dtype.kind == "c" else np.float64)
     array: _Array = tensor.cdouble().numpy() if tensor.is_complex() else tensor.double().numpy()
@@ -250,18 +274,32 @@ def _read(path: Path) -> _Array:
 
 
 def _load(path: Path) -> Any:
-    """Return an array or a tensor, mapped from its file."""
+    """Return an array or a tensor, mapped from its file; None if torch cannot read its numbers."""
     try:
         if path.suffix == ".npy":
             return np.load(path, mmap_mode="r", allow_pickle=False)
         import torch
 
         tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        return dense.resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
     except Exception as error:  # readers of files raise anything on a damaged one: there is no common type
         raise DumpError(
             f"{path} is not a tensor file ({error}): copy the dump again, or use --mode statistics"
         ) from error
+    return _numbers(tensor)
+
+
+def _numbers(tensor: Any) -> Any:
+    """Return a dense tensor of a dtype that torch computes with; None if it cannot make one of it."""
+    import torch
+
+    from trainermon.statistics.layout import readable
+
+    try:
+        tensor = readable(tensor)
+        if tensor.layout is not torch.strided:  # not all types can be laid out as they are
+            tensor = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).to_dense()
+        return tensor.resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
+    except (RuntimeError, TypeError):
+        return None

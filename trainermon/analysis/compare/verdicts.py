@@ -15,7 +15,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair
-from trainermon.analysis.compare.noise import PLAIN, is_limit
+from trainermon.analysis.compare.noise import PLAIN, is_coarse, is_limit
 
 PASS = "pass"  # noqa: S105
 WARNING = "warning"
@@ -137,9 +137,10 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
     relative = difference.relative
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
     limit = (call.floor if is_strict else call.tolerance) * call.conditions.get(ours.place, 1.0)
-    if relative is None:
-        return ResultRow(ours, theirs, difference, NOT_COMPARED, (f"not compared: {_untold(ours, theirs)}",))
-    if relative <= limit or relative <= 2 * noise or ours.place in call.chance:
+    passes = relative is not None and (relative <= limit or relative <= 2 * noise or ours.place in call.chance)
+    if relative is None or (passes and _is_hidden(ours, theirs, difference)):
+        return ResultRow(ours, theirs, difference, NOT_COMPARED, (f"not compared: {_untold(ours, theirs, relative)}",))
+    if passes:
         return ResultRow(ours, theirs, difference, PASS)
     if ours.place in call.apart:
         return ResultRow(ours, theirs, difference, UNMATCHED, (f"unmatched: {call.apart[ours.place]}",))
@@ -207,8 +208,19 @@ def _flaw(ours: DumpRow, theirs: DumpRow, types: TypePairs) -> str:
     return ""
 
 
-def _untold(ours: DumpRow, theirs: DumpRow) -> str:
+def _is_hidden(ours: DumpRow, theirs: DumpRow, difference: DumpRowDifference) -> bool:
+    """Return whether statistics of a coarse type differ, which may be rounding, or hide other values."""
+    by_elements = any(number is not None for number in difference.columns)
+    return bool(difference.relative) and not by_elements and is_coarse(ours, theirs)
+
+
+def _untold(ours: DumpRow, theirs: DumpRow, relative: float | None) -> str:
     """Return why two rows tell nothing of one another."""
+    if relative is not None:
+        return (
+            f"the statistics of {dtype_name(ours.dtype)} differ by {relative:.2g}, as they do by rounding, and by "
+            "other values, too: dump the tensors."
+        )
     if ours.checksum and theirs.checksum:
         return f"{ours.checksum[0]} here, {theirs.checksum[0]} in the golden dump: different checksums."
     sides = [side for row, side in ((ours, "the target"), (theirs, "the golden dump")) if not row.has_values]

@@ -25,7 +25,7 @@ from torch import Tensor
 from trainermon.core.native.library import library_or_none
 from trainermon.core.private_files import open_private
 from trainermon.statistics.crc32 import crc32
-from trainermon.statistics.layout import PLAIN_TYPES, nested_elements
+from trainermon.statistics.layout import PLAIN_TYPES, UNCOUNTED, readable, untransformed
 
 _STORAGES = {
     torch.float32: "FloatStorage",
@@ -39,6 +39,8 @@ _STORAGES = {
     torch.uint8: "ByteStorage",
     torch.bool: "BoolStorage",
 }
+# What `torch.load` refuses: their numbers are saved.
+_NOT_LOADED = UNCOUNTED | {torch.quint4x2, torch.quint2x4}
 # What numpy's files hold, and how numpy calls it.
 _NUMPY_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_STORAGES, torch.complex64, torch.complex128)}
 _NUMPY_NAMES |= {torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64"}
@@ -67,24 +69,27 @@ def suffix_for(tensor: Tensor, file_format: str) -> str:
 def save_tensor(tensor: Tensor, path: Path | str) -> int:
     """Write a tensor, as one on the CPU, to a file of mode 0600, and return the number of bytes.
 
-    A DTensor's local shard is saved, of a nested tensor its elements, a subclass as a plain tensor, a view without the
-    rest of its storage. What is on the CPU and dense is written from where it lies. The ending of `path` tells the
-    format: .pt is readable with `weights_only=True`; in .npy, floating types that numpy does not know are float32,
-    which holds each of them exactly.
+    A DTensor's local shard is saved, of a nested tensor its elements, of a masked one zeros where it is masked, inside
+    vmap the whole batch, a subclass as a plain tensor, a view without the rest of its storage; of integers of less than
+    a byte the bytes, and of packed quantized ones what they mean. What is on the CPU and dense is written from where it
+    lies. The ending of `path` tells the format: .pt is readable with `weights_only=True`; in .npy, floating types that
+    numpy does not know are float32, which holds each of them exactly.
 
     Raises:
         OSError: The file cannot be written.
+        TypeError: A subclass keeps its elements in other tensors.
+        RuntimeError: torch cannot read the tensor.
     """
     dense = tensor
     if not _is_dense(tensor):
         tensor = _local(tensor)
         if tensor.layout is not torch.strided:
             return _save_any(tensor.to("cpu"), path)
-        dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
+        dense = untransformed(tensor.to("cpu").contiguous().resolve_conj().resolve_neg())
     if str(path).endswith(".npy"):
         return _save_numpy(dense, path)
     if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
-        return _save_any(dense.detach().clone(), path)
+        return _save_any(untransformed(dense.detach().clone()), path)
     size = _save_by_library(dense, path)
     if size:
         return size
@@ -151,12 +156,15 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    to_local = getattr(tensor, "to_local", None)
-    tensor = to_local() if to_local is not None else tensor
-    if tensor.is_nested:
-        return nested_elements(tensor)
-    return tensor.as_subclass(Tensor) if type(tensor) not in PLAIN_TYPES and _has_elements(tensor) else tensor
+    tensor = untransformed(tensor.detach())
+    is_plain = type(tensor) in PLAIN_TYPES and not tensor.is_nested
+    if not (is_plain or _has_elements(tensor)) or tensor.is_nested or tensor.dtype in _NOT_LOADED:
+        tensor = readable(tensor)
+    if type(tensor) in PLAIN_TYPES:
+        return tensor
+    if not _has_elements(tensor):
+        raise TypeError(f"a {type(tensor).__name__} has no elements of its own, expected a tensor in memory")
+    return tensor.as_subclass(Tensor)
 
 
 def _has_elements(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainermon.core.native.library import library
 from trainermon.core.values import ZERO_BIN
 from trainermon.statistics.histograms import torch_counts
-from trainermon.statistics.layout import no_memory, plain, runs
+from trainermon.statistics.layout import no_memory, plain, runs, stored_elements
 from trainermon.statistics.native import KINDS, pack
 
 logger = logging.getLogger("trainermon")
@@ -79,8 +79,9 @@ def count(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
 def _stored(tensor: Tensor) -> _Stored:
     elements = plain(tensor)
     if elements.layout is not torch.strided:
-        values = elements.coalesce().values()
-        return _Stored(values.contiguous().view(-1), num_zeros=elements.numel() - values.numel())
+        values = plain(stored_elements(elements))
+        count = elements.numel() * (2 if elements.is_complex() else 1)
+        return _Stored(values.contiguous().view(-1), num_zeros=count - values.numel())
     if elements.numel() and not elements.data_ptr():
         raise no_memory(tensor)
     lies = runs(elements.shape, elements.stride())

@@ -60,7 +60,7 @@ def without_blame(comparison: Comparison) -> str:
 
 
 def _not_compared(number: int) -> str:
-    return f"{number:,} rows were not compared, as they have no statistics in common"
+    return f"{number:,} rows were not compared, as their statistics tell nothing of one another"
 
 
 def first_differing(comparison: Comparison) -> CallResult | None:
