@@ -204,6 +204,18 @@ def test_an_adapter_beside_a_model_says_what_to_type(tmp_path, capsys):
         assert said.endswith(f"trainermon checkpoint compare BASE+{adapter} {model}")
 
 
+def test_a_file_with_an_adapter_that_is_not_merged_says_so(tmp_path):
+    small(tmp_path)
+    names = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
+    save_file({f"base_model.model.l.{name}": noise(1, 3) for name in names}, tmp_path / "both.safetensors")
+
+    sides = (tmp_path / "both.safetensors", tmp_path / "base.safetensors")
+    for pair in (sides, sides[::-1]):
+        assert compare_checkpoints(*pair).headline.startswith(
+            f"nothing to compare: {tmp_path / 'both.safetensors'} holds a base and a LoRA adapter that is not merged"
+        )
+
+
 def test_a_plus_in_the_name_of_a_file_is_no_adapter(tmp_path):
     save_file({"w": noise(1, 3)}, tmp_path / "a+b.safetensors")
     small(tmp_path / "x+y")

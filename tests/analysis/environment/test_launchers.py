@@ -4,6 +4,7 @@ import pytest
 
 from trainermon.analysis.environment.launchers import find_training, find_trainings, hyperparameters_of, options_of
 from trainermon.analysis.environment.shell.script import read_text
+from trainermon.analysis.environment.shell.words import ShellSyntaxError
 
 SCRIPT_OPTIONS = {"bf16": True, "lr": "1e-4"}
 LAUNCHES = [
@@ -60,6 +61,11 @@ WRAPPED = [
     "docker run img bash -lc \"sh -c '{}'\"",
     "mpirun -np 8 -x A bash -c '{}'",
     "env A=1 srun sh -c 'env B=2 singularity exec i.sif {}'",
+    "ssh -p 22 -o A=b me@host 'cd /w && {}'",
+    "ssh host {}",
+    'eval "{}"',
+    "CMD='{}'; eval $CMD",
+    "eval eval '{}'",
 ]  # fmt: skip
 
 
@@ -170,3 +176,15 @@ def test_several_trainings_are_kept_apart_and_variables_are_the_last_ones():
     assert values["command2.lr"] == "$(cat lr)"
     assert variables == {"A": "2"}
     assert notes == ["line 3: $(cat lr): unresolved"]
+
+
+def test_what_is_evaluated_and_not_known_is_not_followed():
+    reading = read_text('A=$(cat x)\neval "torchrun $A"\neval "B=1"\npython t.py --b $B\n', {})
+
+    assert [command.words for command in reading.commands] == [("python", "t.py", "--b", "1")]
+    assert reading.notes == ("line 2: eval torchrun $(cat x): not followed",)
+
+
+def test_what_evaluates_itself_is_refused():
+    with pytest.raises(ShellSyntaxError, match="more than 30 deep"):
+        read_text("A='eval $A'\neval $A\n", {})

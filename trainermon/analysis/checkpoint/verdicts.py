@@ -245,7 +245,7 @@ def _headline(found: CheckpointComparison) -> str:
     weights = [tensor for tensor in found.tensors if tensor.kind == WEIGHTS]
     compared = [tensor for tensor in weights if tensor.verdict is not WeightVerdict.UNMATCHED]
     if not compared:
-        return _nothing(found.ours, found.theirs)
+        return _nothing(found)
     counts = Counter(tensor.verdict for tensor in weights)
     wrong = [tensor for tensor in weights if tensor.verdict not in SAME]
     tail = _of_state(found)
@@ -268,13 +268,20 @@ def _headline(found: CheckpointComparison) -> str:
     return f"differs in {len(wrong):,} of {len(weights):,} tensors{said}{where}" + tail
 
 
-def _nothing(ours: CheckpointSide, theirs: CheckpointSide) -> str:
-    for adapter, other in ((ours, theirs), (theirs, ours)):
+def _nothing(found: CheckpointComparison) -> str:
+    for adapter, other in ((found.ours, found.theirs), (found.theirs, found.ours)):
         if adapter.format == "lora" and other.format != "lora":
             return (
                 f"nothing to compare: {adapter.path} is a LoRA adapter, which changes a base model; give both:"
                 f" trainermon checkpoint compare BASE+{adapter.path} {other.path}"
             )
+    unmerged = next((tensor for tensor in found.tensors if ".lora_A." in tensor.name), None)
+    if unmerged is not None:
+        side = found.ours if unmerged.is_ours else found.theirs
+        return (
+            f"nothing to compare: {side.path} holds a base and a LoRA adapter that is not merged: merge it (PEFT:"
+            " merge_and_unload), or save it alone (save_pretrained) and give BASE+ADAPTER"
+        )
     return "nothing to compare: no tensor has a name that both have"
 
 

@@ -82,6 +82,7 @@ _WRAPPERS: Mapping[str, Wrapper] = {
     "py-spy": _valued("o output d duration r rate f format", actions=("record",)),
     **dict.fromkeys(("nohup", "setsid", "command", "catchsegv", "unbuffer"), _valued()),
 }
+_SSH = _valued("b c D E e F I i J L l m O o p Q R S W w")
 _OF_CONTAINER = ("e", "env")  # options that set a variable
 _TEXT_OPTIONS = {"sbatch": ("wrap",), "su": ("c", "command"), "script": ("c", "command")}
 
@@ -158,6 +159,9 @@ def text_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
     name = PurePath(words[0]).name if words else ""
     if name in SHELLS:
         return _text_of_shell(words[1:])
+    if name == "ssh":
+        behind, _ = _behind_options(_SSH, list(words[1:]))
+        return (" ".join(behind[1:]), []) if len(behind) > 1 else None
     for at, word in enumerate(words):
         option, is_pair, value = word.lstrip("-").partition("=")
         if word.startswith("-") and option in _TEXT_OPTIONS.get(name, ()):

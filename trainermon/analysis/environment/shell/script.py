@@ -283,6 +283,8 @@ class _ScriptWalker:
             raise _LeavingError(name)
         if name in self.functions:
             return self._call(name, arguments)
+        if name == "eval" and not any(map(is_unknown, arguments)):
+            return self._eval(arguments, node)
         if name in _UNREAD:
             return self._unread(words, node)
         self._change(name, arguments)
@@ -300,6 +302,17 @@ class _ScriptWalker:
         elif name == "unset":
             for argument in arguments:
                 self.variables.pop(argument, None)
+
+    def _eval(self, arguments: list[str], node: SimpleCommand) -> bool | None:
+        if self.depth >= MAX_DEPTH:
+            raise ShellSyntaxError(f"commands are evaluated more than {MAX_DEPTH} deep")
+        first = len(self.commands)
+        self.depth += 1
+        try:
+            return self.walk(parse_script(" ".join(arguments)))
+        finally:
+            self.depth -= 1
+            self.commands[first:] = [command._replace(line=node.line) for command in self.commands[first:]]
 
     def _unread(self, words: list[str], node: SimpleCommand) -> bool | None:
         self.notes.append(f"line {node.line}: {without_marks(' '.join(words))}: not followed")
