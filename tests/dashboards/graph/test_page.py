@@ -128,13 +128,23 @@ def test_the_rank_with_the_finding_is_shown_and_the_others_are_a_key_away(open_g
     expect(page.locator(SELECTED)).to_have_text("layers.1 Block")
 
 
-def test_every_rank_has_a_line_in_the_map(open_graph: OpenGraph) -> None:
+def test_ranks_that_are_judged_alike_share_a_line_of_the_map(open_graph: OpenGraph) -> None:
     page = open_graph("ranks")
     strip = page.locator("#map")
     box = strip.bounding_box()
     assert box is not None
 
-    strip.click(position={"x": box["width"] / 2, "y": box["height"] - 12})
+    assert box["height"] < 80  # ranks 0 and 2 are judged alike, and share a line
+    strip.hover(position={"x": box["width"] / 2, "y": box["height"] - 12})
+    assert strip.get_attribute("title") == "rank1"
+    strip.hover(position={"x": box["width"] / 2, "y": 24})
+    assert strip.get_attribute("title") == "ranks 0, 2"
+    expect(page.locator("#legend")).to_contain_text("cells below a box: ranks 0, 2 | rank1")
+    strip.click(position={"x": box["width"] / 2, "y": 24})
+    expect_shown(page, "step0 rank0")
+    page.keyboard.press(",")
+    expect_shown(page, "step0 rank2")
+    strip.click(position={"x": box["width"] / 2, "y": 24})
     expect_shown(page, "step0 rank2")
     address = page.evaluate("location.hash")
     again = open_graph("ranks", address)

@@ -99,7 +99,9 @@ def test_colours_state_their_scale(open_graph: OpenGraph, key: str, text: str) -
     assert page.locator("#legend .swatch").count() >= 1
     assert page.locator("#graph").screenshot() != plain
     page.keyboard.press("1")
-    assert page.is_hidden("#legend")
+    said = ["▲ began here", "! differs or is not finite, because of what came before", "+ − on one side only"]
+    assert page.locator("#legend .swatch").count() == len(said)
+    assert [*page.locator("#legend span").all_text_contents()][: len(said)] == said
 
 
 def test_a_measure_is_a_search_word(open_graph: OpenGraph) -> None:

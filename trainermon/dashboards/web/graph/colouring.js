@@ -5,6 +5,14 @@ import { el } from "../dom.js";
 /** @import { Box, Colouring, Graph } from "./types.js" */
 
 export const MODES = ["verdict", "relative error", "norm", "growth output/input", "type", "bytes", "overflow"];
+const VERDICTS = [
+  { text: "", tone: "" },
+  { text: "", tone: "" },
+  { text: "+ − on one side only", tone: "info" },
+  { text: "! differs or is not finite, because of what came before", tone: "warning" },
+  { text: "× is wrong", tone: "critical" },
+  { text: "▲ began here", tone: "fatal" },
+];
 const OVERFLOW = [
   { text: "medium: is given values that are not finite, and gives none", tone: "info" },
   { text: "high: is given such values and gives them, or grows a hundredfold", tone: "warning" },
@@ -32,9 +40,21 @@ export function colouringOf(graph, mode, palette) {
   }
   const columns = { "relative error": graph.errors, norm: graph.norms, bytes: graph.num_bytes };
   const column = overlayOf(graph, mode) ?? columns[/** @type {keyof typeof columns} */ (mode)];
-  if (!column) return { fillOf: () => "", legend: [], text: "" };
+  if (!column) return byVerdict(graph, palette);
   const ends = mode === "relative error" ? [SMALLEST_ERROR, 1] : endsOf(column);
   return scaled(column, Math.max, ends, (share) => tint("accent", share), mode === "bytes" ? "bytes of the output" : mode);
+}
+
+/**
+ * No fill: what marks, edges and bars say, of the verdicts that there are.
+ * @param {Graph} graph
+ * @param {Record<string, string>} palette
+ * @returns {Colouring}
+ */
+function byVerdict(graph, palette) {
+  const known = new Set(graph.verdicts);
+  const legend = VERDICTS.flatMap(({ text, tone }, at) => (text && known.has(at) ? [{ text, colour: palette[tone] }] : [])).reverse();
+  return { fillOf: () => "", legend, text: "" };
 }
 
 /**
@@ -155,7 +175,7 @@ export function showLegend(element, legend, text) {
     return el("span", {}, swatch, one.text);
   });
   element.replaceChildren(...swatches, el("span", { cls: "dim" }, text));
-  element.hidden = !text;
+  element.hidden = !text && !legend.length;
 }
 
 /**

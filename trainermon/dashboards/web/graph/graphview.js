@@ -3,10 +3,11 @@
 import { byId, el, paced, perFrame, select as selectOf, setText } from "../dom.js";
 import { openNodeMenu } from "./choices.js";
 import { colouringOf, MODES, paletteNow, showLegend } from "./colouring.js";
-import { cellsOf, groupsOf, nodeIn, peersOf } from "./data/ranks.js";
+import { cellsOf, groupsOf, groupText, nodeIn, peersOf } from "./data/ranks.js";
 import { nameOf, VERDICT } from "./data/skeleton.js";
 import { Finder } from "./finder.js";
 import { showLevels } from "./levels.js";
+import { linesOf } from "./map/lines.js";
 import { MapView } from "./map/mapview.js";
 import { worstNodeAt } from "./map/stepmap.js";
 import { GraphPanes } from "./panes.js";
@@ -58,12 +59,15 @@ export class GraphView {
   }
 
   newMap() {
-    const lines = () => this.members.map((member) => ({ member, judged: this.store.judged.get(member) }));
+    const lines = () => linesOf(this.store, this.members);
     const map = new MapView(/** @type {HTMLCanvasElement} */ (byId("map")), lines, () => {
       const { shown, selected, peers, palette, finder: { hits } } = this;
       return { shown, selected, peers, palette, hits };
     });
-    map.onpick = (line, place) => this.showRank(line, (graph) => worstNodeAt(graph, place));
+    map.onpick = (line, place) => {
+      const { places } = lines()[line];
+      this.showRank(places.includes(this.shown) ? this.shown : places[0], (graph) => worstNodeAt(graph, place));
+    };
     return map;
   }
 
@@ -208,7 +212,8 @@ export class GraphView {
     const { fillOf, legend, text } = colouringOf(graph, mode, this.palette);
     const judged = groups.map(({ member }) => store.judged.get(member));
     this.panes.colour((box) => fillOf(box, graph.sizes), (box) => cellsOf(judged, graph, box.nodes));
-    showLegend(byId("legend"), legend, text);
+    const cells = groups.length > 1 && legend.length ? `cells below a box: ${groups.map((group) => groupText(this.members, group)).join(" | ")}` : "";
+    showLegend(byId("legend"), legend, [text, cells].filter(Boolean).join("; "));
     this.keepSoon();
   }
 

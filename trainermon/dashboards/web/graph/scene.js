@@ -102,7 +102,7 @@ const worstOf = (graph, { nodes }) => nodes.reduce((worst, node) => Math.max(wor
 function stripShapes(box, { cellsOf, palette }) {
   const cells = cellsOf(box);
   if (cells.length < 2 || Math.max(...cells) <= VERDICT.pass) return [];
-  const width = Math.min(9, (box.width - 16) / cells.length);
+  const width = Math.min(12, (box.width - 16) / cells.length);
   return cells.map((verdict, at) => ({
     kind: "rect", x: box.x + 10 + at * width, y: box.y + box.height - 3, width: Math.max(1, width - 1), height: 6, radius: 1,
     fill: verdict > VERDICT.pass ? palette[TONES[verdict]] : palette.grid, stroke: "",

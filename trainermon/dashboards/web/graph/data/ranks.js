@@ -4,6 +4,8 @@ import { childrenOf, keyBytes, keyOf, KIND, nameOf, pathOf } from "./skeleton.js
 
 /** @import { Graph, GraphHeader, Judged, Member, RankGroup, Skeleton, StepSummary } from "../types.js" */
 
+const MOST_LETTERS = 9;
+
 /**
  * Whether two graphs have the same nodes, if not the same edges. Equal columns are one.
  * @param {Skeleton} one
@@ -156,6 +158,16 @@ export function ranksText(members, { places }) {
     while (sorted.includes(last + 1)) last++;
     return first === last ? `${first}` : `${first}–${last}`;
   }).join(", ");
+}
+
+/**
+ * A group of ranks in a few words: its ranks, or how many they are.
+ * @param {Member[]} members
+ * @param {RankGroup} group
+ */
+export function groupText(members, group) {
+  const ranks = ranksText(members, group);
+  return group.places.length === 1 ? members[group.places[0]].label.replace(/^step\d+ /, "") : ranks.length <= MOST_LETTERS ? `ranks ${ranks}` : `${group.places.length} alike`;
 }
 
 /**

@@ -39,7 +39,7 @@ export class MapView {
     drawMap(fitCanvas(this.canvas, width, height), lines, { width, height, range: this.range, dragged: this.dragged, ...this.state() });
   }
 
-  /** Gives each rank its line. */
+  /** As high as its lines. */
   fit() {
     this.canvas.style.height = `${mapHeights(this.lines().length).height}px`;
     this.repaint();
@@ -65,7 +65,7 @@ export class MapView {
       this.canvas.setPointerCapture(event.pointerId);
     });
     this.canvas.addEventListener("pointermove", (event) => {
-      if (!held) return;
+      if (!held) return void (this.canvas.title = this.lines().length > 1 ? this.lines()[at(event).line].label : "");
       const { pixel } = at(event);
       if (this.dragged || Math.abs(pixel - held.pixel) > DRAG_PIXELS) this.dragged = [held.pixel, pixel];
       this.repaint();

@@ -1,14 +1,18 @@
-// All ranks over the step: a line for each, execution order from left to right, the worst verdict of each pixel.
+// All ranks over the step: a line for those that are judged alike, execution order from left to right, the worst verdict
+// of each pixel.
 
 import { VERDICT } from "../data/skeleton.js";
+import { AXIS, drawAxis } from "./axis.js";
 
 /** @import { Judged, Member, Range } from "../types.js" */
-/** @typedef {{member: Member, judged: Judged | undefined}} Line */
+/** @typedef {{member: Member, judged: Judged | undefined, places: number[], label: string}} Line - `member` is the first of its ranks */
 
 const ROW = 20;
 const LEAST_ROW = 3;
+const LABEL = 13;
 const MOST = 160;
-const TOP = 7;
+const TOP = AXIS + 5;
+const BOTTOM = 7;
 const GUTTER = 108;
 const DIGIT_ZERO = 48;
 
@@ -79,7 +83,7 @@ export function worstNodeAt({ count, verdicts }, { pixel, pixels, range }) {
  */
 export function mapHeights(lines) {
   const row = Math.max(LEAST_ROW, Math.min(ROW, Math.floor(MOST / lines)));
-  return { row, height: row * lines + 2 * TOP };
+  return { row, height: row * lines + TOP + BOTTOM };
 }
 
 /**
@@ -117,17 +121,14 @@ export function drawMap(context, lines, frame) {
   const { row } = mapHeights(lines.length);
   const left = gutterOf(lines.length);
   const tones = [palette.grid, palette["good-soft"], palette.info, palette.warning, palette.critical, palette.fatal];
-  const isOneStep = lines.every(({ member }) => member.step === lines[0].member.step);
-  lines.forEach((line, at) => {
-    const { label } = line.member;
-    const y = TOP + at * row;
-    drawLine(context, worstPerPixel(line, width - left, range), { left, y, row, tones });
-    if (left && row >= 12) drawLabel(context, isOneStep ? label.replace(/^step\d+ /, "") : label, y + row / 2, at === shown ? palette.ink : palette.muted, palette.font);
-  });
+  lines.forEach((line, at) => drawLine(context, worstPerPixel(line, width - left, range), { left, y: TOP + at * row, row, tones }));
+  if (left) drawLabels(context, lines, frame, row);
+  const { judged } = lines.find(({ places }) => places.includes(shown)) ?? lines[0];
   context.save();
   context.beginPath();
   context.rect(left, 0, width - left, height);
   context.clip();
+  if (judged) drawAxis(context, judged, { left, width, range, palette });
   drawMarks(context, lines, frame, { left, row });
   context.restore();
 }
@@ -140,12 +141,15 @@ export function drawMap(context, lines, frame) {
  * @param {{left: number, row: number}} place
  */
 function drawMarks(context, lines, { width, height, shown, selected, range: [from, to], peers, hits, dragged, palette }, { left, row }) {
-  const graph = lines[shown].judged;
+  const lineOf = new Map(lines.flatMap(({ places }, line) => places.map((place) => [place, line])));
+  const own = lineOf.get(shown) ?? 0;
+  const graph = lines[own].judged;
   const scale = (width - left) / (to - from);
   const xOf = (/** @type {number} */ share) => left + (share - from) * scale;
-  const pointOf = (/** @type {{place: number, node: number}} */ { place, node }) => ({
-    x: xOf((node + 0.5) / (lines[place].judged?.count ?? 1)), y: TOP + (place + 0.5) * row,
-  });
+  const pointOf = (/** @type {{place: number, node: number}} */ { place, node }) => {
+    const line = lineOf.get(place) ?? own;
+    return { x: xOf((node + 0.5) / (lines[line].judged?.count ?? 1)), y: TOP + (line + 0.5) * row };
+  };
   context.fillStyle = palette.accent;
   for (const { x, y } of hits.map(pointOf)) context.fillRect(x - 0.75, y - row / 2, 1.5, Math.max(3, row / 3));
   if (graph) {
@@ -160,7 +164,7 @@ function drawMarks(context, lines, { width, height, shown, selected, range: [fro
       context.stroke();
     }
     context.strokeStyle = palette.ink;
-    context.strokeRect(start.x - 2, TOP + shown * row - 4, Math.max(4, (graph.sizes[selected] * scale) / graph.count), row + 8);
+    context.strokeRect(start.x - 2, TOP + own * row - 4, Math.max(4, (graph.sizes[selected] * scale) / graph.count), row + 8);
   }
   if (!dragged) return;
   context.globalAlpha = 0.25;
@@ -183,15 +187,23 @@ function drawLine(context, worst, { left, y, row, tones }) {
 }
 
 /**
+ * The names of lines, as many as there is room for: that of the shown rank first, then those at which something began.
  * @param {CanvasRenderingContext2D} context
- * @param {string} label
- * @param {number} y
- * @param {string} fill
- * @param {string} font
+ * @param {Line[]} lines
+ * @param {MapFrame} frame
+ * @param {number} row
  */
-function drawLabel(context, label, y, fill, font) {
-  context.fillStyle = fill;
-  context.font = `11.5px ${font}`;
+function drawLabels(context, lines, { shown, palette }, row) {
+  context.font = `11.5px ${palette.font}`;
   context.textBaseline = "middle";
-  context.fillText(label, 14, y, GUTTER - 20);
+  const urgency = lines.map(({ places, member }) => (places.includes(shown) ? 10 : 0) + member.worst_verdict);
+  /** @type {number[]} */
+  const used = [];
+  for (const at of [...lines.keys()].sort((a, b) => urgency[b] - urgency[a] || a - b)) {
+    const y = TOP + (at + 0.5) * row;
+    if (used.some((other) => Math.abs(other - y) < LABEL)) continue;
+    used.push(y);
+    context.fillStyle = lines[at].places.includes(shown) ? palette.ink : palette.muted;
+    context.fillText(lines[at].label, 14, y, GUTTER - 20);
+  }
 }
