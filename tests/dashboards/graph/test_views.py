@@ -101,7 +101,7 @@ def test_colours_state_their_scale(open_graph: OpenGraph, key: str, text: str) -
     page.keyboard.press("1")
     said = ["▲ began here", "! differs or is not finite, because of what came before", "+ − on one side only"]
     assert page.locator("#legend .swatch").count() == len(said)
-    assert [*page.locator("#legend span").all_text_contents()][: len(said)] == said
+    assert page.locator("#legend span").all_text_contents()[: len(said)] == said
 
 
 def test_a_measure_is_a_search_word(open_graph: OpenGraph) -> None:
