@@ -99,7 +99,11 @@ def test_colours_state_their_scale(open_graph: OpenGraph, key: str, text: str) -
     assert page.locator("#legend .swatch").count() >= 1
     assert page.locator("#graph").screenshot() != plain
     page.keyboard.press("1")
-    said = ["▲ began here", "! differs or is not finite, because of what came before", "+ − on one side only"]
+    said = [
+        "▲ began here",
+        "! differs or is not finite, because of what came before",
+        "+ \N{MINUS SIGN} on one side only",
+    ]
     assert page.locator("#legend .swatch").count() == len(said)
     assert page.locator("#legend span").all_text_contents()[: len(said)] == said
 
