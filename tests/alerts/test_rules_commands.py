@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainermon.alerts import rules_check, rules_list
-from trainermon.alerts.rules import load_rules
+from trainermon.alerts.rules import load_rules, read_rules
+from trainermon.cli import main
 
 MINE = """
 rules:
@@ -22,7 +26,7 @@ rules:
 def write(folder: Path, text: str) -> argparse.Namespace:
     path = folder / "mine.yaml"
     path.write_text(text)
-    return argparse.Namespace(rules=str(path))
+    return argparse.Namespace(rules=str(path), json=False)
 
 
 def test_a_row_says_what_is_looked_at_and_by_which_condition(
@@ -39,7 +43,7 @@ def test_a_row_says_what_is_looked_at_and_by_which_condition(
 
 
 def test_every_built_in_rule_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rules_list.main(argparse.Namespace(rules=None)) == 0
+    assert rules_list.main(argparse.Namespace(rules=None, json=False)) == 0
 
     rows = capsys.readouterr().out.splitlines()[1:]
     assert [row.split()[0] for row in rows] == [rule.name for rule in load_rules()]
@@ -49,7 +53,7 @@ def test_rules_that_can_be_meant_are_counted(tmp_path: Path, capsys: pytest.Capt
     arguments = write(tmp_path, MINE)
     assert rules_check.main(arguments) == 0
     assert rules_check.main(write(tmp_path, MINE.partition("  - {name: far")[0])) == 0
-    assert rules_check.main(argparse.Namespace(rules=None)) == 0
+    assert rules_check.main(argparse.Namespace(rules=None, json=False)) == 0
 
     assert capsys.readouterr().out.splitlines() == [
         f"{arguments.rules}: 3 rules, no mistake found",
@@ -64,3 +68,60 @@ def test_every_mistake_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     *mistakes, end = capsys.readouterr().out.splitlines()
     assert [mistake.partition("found ")[2][:6] for mistake in mistakes] == ["'a'. K", "'most'"]
     assert end == "2 of 3 rules cannot be used"
+
+
+FAULTS = {
+    "severity": ("    severity: warning\n", "    severity: alarming\n", "severity: found 'alarming'"),
+    "kind": ("kind: loss", "kind: lost", "on.kind: found 'lost'"),
+    "condition": ("above: 12", "above: high", "when.threshold.above: found 'high'"),
+    "key": ("\n  - {name: other,", "\n    four: 4\n  - {name: other,", "four: unknown key"),
+    "for": ("    for: 3\n", "    for: -3\n", "for: found -3"),
+    "cooldown": ("    cooldown: 5\n", "    cooldown: 5.5\n", "cooldown: found 5.5"),
+    "summary": ("{value}", "{values}", "summary: found {values}"),
+    "inhibits": ("inhibits: [other]", "inhibits: [others]", "inhibits: found 'others'"),
+}
+FAULTLESS = """
+rules:
+  - name: mine
+    severity: warning
+    on: {kind: loss, statistic: mean}
+    when: {threshold: {above: 12}}
+    for: 3
+    cooldown: 5
+    summary: "{value}"
+  - {name: other, severity: info, on: {kind: loss}, when: {nonfinite: true}, summary: x}
+  - {name: third, severity: info, on: {kind: loss}, when: {nonfinite: true}, summary: x, inhibits: [other]}
+"""
+
+
+@given(chosen=st.sets(st.sampled_from(sorted(FAULTS)), min_size=1))
+def test_all_mistakes_of_a_file_are_told_and_no_other(tmp_path_factory, chosen) -> None:
+    text = FAULTLESS
+    for name in chosen:
+        right, wrong, _ = FAULTS[name]
+        assert right in text
+        text = text.replace(right, wrong, 1)
+    path = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    path.write_text(text)
+
+    _, mistakes = read_rules(path)
+
+    # What a rule's condition is not known for is not judged beside it.
+    expected = chosen - ({"for", "summary"} if "condition" in chosen else set())
+    told = {name for name in FAULTS if any(FAULTS[name][2] in str(mistake) for mistake in mistakes)}
+    assert expected <= told <= chosen
+    assert len(mistakes) == len(told)
+
+
+def test_lists_and_mistakes_are_given_to_programs_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(rule["name"], rule["severity"]) for rule in told] == [(rule.name, rule.severity) for rule in load_rules()]
+    assert list(told[0]["when"]) == ["nonfinite"]
+
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE.replace("severity: fatal", "severity: a").replace("max", "most"))
+    assert main(["rules", "check", str(path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [mistake["path"] for mistake in found["mistakes"]] == ["severity", "on.statistic"]
+    assert found["rules"] == 1

@@ -84,7 +84,9 @@ def test_every_node_of_a_run_is_sent_once(run_dir, tmp_path, capsys):
         (row,) = server.query("SELECT count(step) AS n FROM trainermon_step")
     assert row["n"] == 6
     assert [line.split(":")[0] for line in first.splitlines()] == ["one", "two"]
-    assert second == "one: influxdb: 0 points sent\ntwo: influxdb: 0 points sent\n"
+    assert [line.split(": nothing is stored")[0] for line in second.splitlines()] == [
+        f"{node}: influxdb: 0 points sent" for node in ("one", "two")
+    ]
 
 
 def test_a_server_that_is_away_is_waited_for_and_then_reported(run_dir, capsys):
@@ -123,3 +125,18 @@ def test_an_agent_that_is_sending_is_left_alone(run_dir, capsys):
 
         assert "is locked: another process, probably the run's agent" in capsys.readouterr().err
     SegmentFollower(node / "segments", node / "influxdb.state.json").close()
+
+
+def test_nothing_sent_is_told_with_the_reason(run_dir, capsys, monkeypatch):
+    shutil.rmtree(run_dir / "nodes" / "two")
+    gateway = {"pushgateway": {"url": f"http://127.0.0.1:{free_port()}"}}
+    (run_dir / "run.json").write_text(json.dumps({"config": {"format": ["csv"], **gateway}}))
+
+    assert main(["export", str(run_dir), "--format", "pushgateway"]) == 1
+    assert "0 points sent: no agent of the run answers" in capsys.readouterr().out
+
+    assert main(["export", str(run_dir)]) == 0
+    capsys.readouterr()
+    assert main(["export", str(run_dir)]) == 0
+    assert "0 steps of ranks written" in (said := capsys.readouterr().out)
+    assert "--again begins with the first step" in said

@@ -89,6 +89,12 @@ def test_the_first_few_of_some_steps_are_written_and_listed(folder, capsys):
     assert "0: about 0:a.input:0/rank0/actv\n" in capsys.readouterr().out
 
 
+def test_they_are_given_to_programs_too(folder, capsys):
+    assert run(folder, "--json") == 0
+
+    assert json.loads(capsys.readouterr().out) == json.loads((folder / "anomaly_analyse.json").read_text())
+
+
 def test_what_is_no_record_is_left_out_and_said(folder, caplog):
     (folder / "rank1" / "anomaly.json").write_text('{"x": {"step": 1}, "y": 3}')
 

@@ -7,10 +7,11 @@ keys the last one wins silently. The loader here reads the first two as people m
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 MOST = 10**9
 """No whole number of a rule is larger, unless its key says a smaller one."""
+
+MAX_READINGS = 32
+"""So often a rule is read for all of its mistakes."""
 
 _SHOWN = 60  # characters of a value in a message
 
@@ -108,7 +112,9 @@ class DocumentNode:
 
     def error(self, path: str, message: str) -> RuleError:
         """Return (not raise) the error that says `message` about the value at `path`."""
-        return RuleError(": ".join(part for part in (self.where, path, message) if part))
+        error = RuleError(": ".join(part for part in (self.where, path, message) if part))
+        error.where, error.path = self.where, path
+        return error
 
     def fail(self, key: str, message: str) -> RuleError:
         """Return (not raise) the error that says `message` about the value of `key`."""
@@ -215,6 +221,47 @@ class DocumentNode:
         if default is None:
             raise self.fail(key, "is missing")
         return default
+
+
+def every_mistake(
+    read: Callable[[Any], object],
+    entry: Mapping[str, Any],
+    sound: Mapping[str, Any],
+    unsure: Mapping[str, Collection[str]],
+) -> list[RuleError]:
+    """Return all mistakes that `read` meets in a mapping: after each it reads again without the key that is wrong.
+
+    A mistake at a key that holds one before, as a mapping that lacks it now, only follows from that; then the whole
+    key of the mapping is replaced by one of `sound`, after which nothing is said of what `unsure` has for it.
+    """
+    found: list[RuleError] = []
+    met: list[str] = []
+    replaced: set[str] = set()
+    left = copy.deepcopy(dict(entry))
+    for _ in range(MAX_READINGS):
+        try:
+            read(left)
+            break
+        except RuleError as error:
+            top = error.path.partition(".")[0]
+            if not any(f"{path}.".startswith(f"{error.path}.") for path in met):
+                met.append(error.path)
+                found += [] if any(error.path in unsure.get(key, ()) for key in replaced) else [error]
+                _remove(left, error.path.split("."))
+            elif top in sound and top not in replaced:
+                replaced.add(top)
+                left[top] = copy.deepcopy(sound[top])
+            else:
+                break
+    return found
+
+
+def _remove(tree: dict[str, Any], path: Sequence[str]) -> None:
+    inner: Any = tree
+    for key in path[:-1]:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner.pop(path[-1], None)
 
 
 def nearest(found: str, known: Sequence[str]) -> str:

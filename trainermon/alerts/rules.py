@@ -11,10 +11,10 @@ import dataclasses
 import fnmatch
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from trainermon.alerts.conditions.criteria import (
     ACROSS_RANKS,
@@ -28,12 +28,15 @@ from trainermon.alerts.conditions.criteria import (
     Reported,
     Spike,
 )
-from trainermon.alerts.document import DocumentNode, items, nearest, read_document
+from trainermon.alerts.document import DocumentNode, every_mistake, items, nearest, read_document
 from trainermon.alerts.extensions import CustomCondition
 from trainermon.alerts.reading import criterion_names, read_criterion
 from trainermon.core.derived import DERIVED, MOMENTS
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Action, DumpTask, Kind, SeriesKey, Severity
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
 RUNBOOK = Path(__file__).with_name("runbook.md")
@@ -173,27 +176,25 @@ def read_rules(path: Path | str | None = None) -> tuple[tuple[AlertRule, ...], l
     document = DocumentNode(read_document(source), ("rules",), where=str(source))
     rules: dict[str, AlertRule] = {}
     mistakes: list[RuleError] = []
+    mistaken: list[str] = []
     for number, entry in enumerate(items(document.raw("rules"), f"{source}: rules"), start=1):
-        found = _rule_or_mistake(entry, source, number)
-        if isinstance(found, RuleError):
-            mistakes.append(found)
+        found = _rule_or_mistakes(entry, source, number)
+        if isinstance(found, list):
+            mistakes += found
+            mistaken += [entry["name"]] if isinstance(entry, Mapping) and isinstance(entry.get("name"), str) else []
         elif found.name in rules:
             mistakes.append(
                 RuleError(f"{source}: rule {found.name!r}: appears twice; every rule needs a name of its own")
             )
         else:
             rules[found.name] = found
-    if mistakes:  # what a rule inhibits is only known when all of them are
-        return tuple(rules.values()), mistakes
-    try:
-        names = [
-            rule.name for rule in rules.values() if not isinstance(rule.when, Reported)
-        ]  # these are never held back
-        resolved = tuple(_with_inhibited(rule, names, source) for rule in rules.values())
-        _refuse_cycles(resolved, source)
-    except RuleError as error:
-        return tuple(rules.values()), [error]
-    return resolved, []
+    # What the agent reports is never held back.
+    names = [*(rule.name for rule in rules.values() if not isinstance(rule.when, Reported)), *mistaken]
+    checked = [_contained(_with_inhibited, rule, names, source) for rule in rules.values()]
+    mistakes += [found for found in checked if isinstance(found, RuleError)]
+    resolved = tuple(found for found in checked if not isinstance(found, RuleError))
+    cycle = None if mistakes else _contained(_refuse_cycles, resolved, source)
+    return resolved, [*mistakes, *([cycle] if cycle else [])]
 
 
 def with_reported(rules: Sequence[AlertRule]) -> tuple[AlertRule, ...]:
@@ -246,11 +247,34 @@ _RULE_KEYS = (
 )
 
 
-def _rule_or_mistake(entry: Any, source: Path, number: int) -> AlertRule | RuleError:
+def _contained(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | RuleError:
     try:
-        return _read_rule(entry, source, number)
+        return call(*args, **kwargs)
     except RuleError as error:
         return error
+
+
+_SOUND = {
+    "name": "any",
+    "severity": "info",
+    "on": {"kind": "loss", "statistic": "mean"},
+    "when": {"nonfinite": True},
+    "summary": "any",
+}
+"""What takes the place of a key that cannot be read, for the mistakes in the others."""
+
+_UNSURE = {
+    "on": frozenset({"on.statistic"}),
+    "when": frozenset({"on", "on.statistic", "for", "share", "keep", "keep.score", "escalate", "summary"}),
+}
+"""What nothing is said of where such a key was replaced: whether it is right depends on that."""
+
+
+def _rule_or_mistakes(entry: Any, source: Path, number: int) -> AlertRule | list[RuleError]:
+    read = _contained(_read_rule, entry, source, number)
+    if isinstance(read, AlertRule) or not isinstance(entry, Mapping):
+        return [read] if isinstance(read, RuleError) else read
+    return every_mistake(lambda left: _read_rule(left, source, number), entry, _SOUND, _UNSURE)
 
 
 def _read_rule(entry: Any, source: Path, number: int) -> AlertRule:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.extensions import CustomCondition
 from trainermon.alerts.rules import AlertRule, load_rules
+from trainermon.core.values import as_plain
 
 _HEADINGS = ("rule", "severity", "condition", "for", "looks at")
 
@@ -17,6 +20,7 @@ _HEADINGS = ("rule", "severity", "condition", "for", "looks at")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand of `trainermon rules` that lists the rules."""
     parser.add_argument("rules", nargs="?", help="YAML file (default: the built-in rules)")
+    parser.add_argument("--json", action="store_true", help="print the rules as JSON, for another program")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -25,7 +29,9 @@ def main(arguments: argparse.Namespace) -> int:
     Raises:
         RuleError: The rules are wrong.
     """
-    sys.stdout.write("\n".join(_table(load_rules(arguments.rules))) + "\n")
+    rules = load_rules(arguments.rules)
+    text = json.dumps([_plain(rule) for rule in rules], indent=1) if arguments.json else "\n".join(_table(rules))
+    sys.stdout.write(f"{text}\n")
     return 0
 
 
@@ -40,6 +46,12 @@ def condition_name(rule: AlertRule) -> str:
         return rule.when.name
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(rule.when).__name__).lower()
     return "nonfinite" if name == "non_finite" else name
+
+
+def _plain(rule: AlertRule) -> dict[str, Any]:
+    """Return all that a rule says, its condition under the name that it has in the file."""
+    plain: dict[str, Any] = as_plain(rule)
+    return {**plain, "when": {condition_name(rule): plain["when"]}}
 
 
 def _table(rules: Sequence[AlertRule]) -> Iterator[str]:

@@ -45,7 +45,14 @@ class StoreError(TrainermonError):
 
 
 class RuleError(TrainermonError, ValueError):
-    """Raised for an alert rule, or a file of them, that is wrong."""
+    """Raised for an alert rule, or a file of them, that is wrong.
+
+    Attributes:
+        where: The file and the rule; "" where that is not known apart from the message.
+        path: The keys that lead to what is wrong, joined by dots.
+    """
+
+    where = path = ""
 
 
 class DumpError(TrainermonError):

@@ -94,6 +94,10 @@ class StoreExporter(abc.ABC):
         """Return the exporter's counters, by name of metric with the labels run and exporter."""
         return {}
 
+    def why_nothing(self) -> str:
+        """Return why nothing could be sent, where that is no error that was raised; "": there is no such reason."""
+        return ""
+
     def close(self) -> None:  # noqa: B027
         """Close the exporter's files and connections."""
 

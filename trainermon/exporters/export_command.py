@@ -24,6 +24,7 @@ from trainermon.exporters.store.segment_follower import forget
 
 WAIT_S = 60.0
 _WAITING = "trainermon_export_waiting_bytes"
+_NOTHING_NEW = "nothing is stored that was not written before; --again begins with the first step"
 _DONE = {
     "trainermon_exported_points_total": "points sent",
     "trainermon_exported_steps_total": "steps of ranks written",
@@ -75,20 +76,21 @@ def main(args: argparse.Namespace) -> int:
     stop = threading.Event()
     timer = threading.Timer(args.wait, stop.set)
     timer.start()
-    waiting_bytes = 0.0
+    waiting_bytes, is_done = 0.0, True
     try:
         for node in sorted((run_dir / "nodes").iterdir()):
             settings = ExportSettings(**outputs.output_fields(), run_dir=run_dir, node_dir=node, run_id=run_dir.name)
             for name in names:
                 with ProgressBar(f"{node.name}: {name}"):
-                    told, waiting = _export(name, settings, again=args.again, stop=stop)
+                    told, waiting, is_sent = _export(name, settings, again=args.again, stop=stop)
                 sys.stdout.write(told)
                 waiting_bytes += waiting
+                is_done &= is_sent
     finally:
         timer.cancel()
     if waiting_bytes:
         sys.stderr.write(f"{waiting_bytes / 1e6:.1f} MB of the run are not sent; see above, and try again\n")
-    return 1 if waiting_bytes else 0
+    return 0 if is_done and not waiting_bytes else 1
 
 
 def _names(outputs: OutputConfig, args: argparse.Namespace) -> list[str]:
@@ -97,8 +99,8 @@ def _names(outputs: OutputConfig, args: argparse.Namespace) -> list[str]:
     return names or (["influxdb"] if outputs.influxdb.url else [])
 
 
-def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading.Event) -> tuple[str, float]:
-    """Export what waits on one node; return what to say of it, and how many bytes still wait."""
+def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading.Event) -> tuple[str, float, bool]:
+    """Export what waits on one node; return what to say of it, how many bytes still wait, and if all could be sent."""
     if again:
         forget(settings.node_dir, name)
     with contextlib.closing(store_exporter(name, settings)) as exporter:
@@ -107,10 +109,13 @@ def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading
         except OSError as error:
             raise StoreError(f"{name} cannot be written: {error}") from error
         counts = exporter.metrics()
+        why = exporter.why_nothing()
     said = [f"{counts[metric]:.0f} {words}" for metric, words in _DONE.items() if _is_told(metric, counts)]
     folder = settings.run_dir / name
     place = f" in {folder}" if folder.is_dir() else ""
-    return f"{settings.node_dir.name}: {name}: {', '.join(said)}{place}\n", counts[_WAITING]
+    is_old = not why and not counts[_WAITING] and not any(counts.get(metric) for metric in _DONE)
+    reason = f": {why or _NOTHING_NEW}" if why or is_old else ""
+    return f"{settings.node_dir.name}: {name}: {', '.join(said)}{place}{reason}\n", counts[_WAITING], not why
 
 
 def _is_told(metric: str, counts: Mapping[str, float]) -> bool:

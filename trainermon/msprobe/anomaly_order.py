@@ -88,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, help=f"folder for {ORDER_FILE}; by default the same")
     parser.add_argument("-k", "--top", type=_positive, default=8, metavar="K", help="how many (default 8)")
     parser.add_argument("-s", "--steps", type=_steps, default=(), metavar="LIST", help="of these steps only: '[3, 4]'")
+    parser.add_argument("--json", action="store_true", help="print the records as JSON, for another program")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -105,6 +106,9 @@ def main(arguments: argparse.Namespace) -> int:
         replace_file(output / ORDER_FILE, json.dumps(found, indent=1).encode())
     except OSError as error:
         raise StoreError(f"{output / ORDER_FILE} cannot be written: {error}") from error
+    if arguments.json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
     for number, record in enumerate(found.values()):
         sys.stdout.write(f"{number}: {record.get('message', '')}\n")
     sys.stdout.write(f"{output / ORDER_FILE}\n")

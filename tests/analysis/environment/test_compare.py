@@ -270,8 +270,14 @@ def test_collecting_and_showing_leaves_no_secret(tmp_path, monkeypatch, capsys):
     assert cli.main(["env", "collect", "conf.yaml", "ds.json", "x.toml", "-o", "p.zip"]) == 0
     assert cli.main(["env", "show", "p.zip", "variables"]) == 0
     assert cli.main(["env", "show", "p.zip", "hyperparameters"]) == 0
-
     shown = capsys.readouterr().out
+    assert cli.main(["env", "show", "p.zip", "hyperparameters", "--json"]) == 0
+    section = json.loads(plain := capsys.readouterr().out)["hyperparameters"]
+    assert cli.main(["env", "show", "p.zip", "--json"]) == 0
+    whole = json.loads(both := capsys.readouterr().out)
+    assert (section["optimizer.params.lr"], whole["sections"]["hyperparameters"]) == (0.1, section)
+    shown += plain + both
+
     assert "optimizer.params.lr: 0.1" in shown
     assert "model.layers: 3" in shown
     with zipfile.ZipFile("p.zip") as archive:

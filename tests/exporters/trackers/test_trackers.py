@@ -1,14 +1,18 @@
 """A recorded run in Weights & Biases and in MLflow, read back from their own files: the numbers are equal."""
 
 import contextlib
+import importlib.util
 import json
 import math
 import struct
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import wandb
 from mlflow.tracking import MlflowClient
 from wandb.proto import wandb_internal_pb2
 
@@ -16,6 +20,7 @@ from tests.exporters.recorded_run import BAD_STEP, GRADIENTS, commit, counted_ru
 from tests.exporters.runs import LOSS
 from tests.server_programs import wait_until
 from trainermon.core.config import MlflowConfig, WandbConfig
+from trainermon.core.errors import ConfigError
 from trainermon.exporters.export import ExportSettings
 from trainermon.exporters.store.feed import store_exporter
 
@@ -195,3 +200,37 @@ def test_what_a_service_does_not_take_is_told_it_later(run_dir, tmp_path):
     client = MlflowClient(tracking_uri=in_the_way.as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("trainermon").experiment_id])
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")] == [0, 1, 2]
+
+
+def test_wandbs_own_variables_count_where_the_configuration_is_silent(run_dir, monkeypatch):
+    given = {}
+    monkeypatch.setattr(wandb, "init", lambda **arguments: given.update(arguments) or Offline())
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    export("wandb", settings(run_dir))
+
+    assert (given["project"], given["mode"]) == ("mine", None)  # None: wandb looks at WANDB_MODE itself
+
+
+class Offline:
+    """A run of wandb that takes everything."""
+
+    config: Any = SimpleNamespace(update=lambda *_, **__: None)
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def test_mlflows_own_variables_count_where_the_configuration_is_silent(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
+    export("mlflow", settings(run_dir))
+
+    assert MlflowClient(tracking_uri=(tmp_path / "elsewhere").as_uri()).get_experiment_by_name("mine")
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "postgresql+psycopg2://u@h/db", "mysql://u@h/db"])
+def test_a_database_is_refused_with_what_to_install(run_dir, monkeypatch, uri):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else name)
+    with pytest.raises(ConfigError, match=r"pip install mlflow, or let tracking_uri"):
+        export("mlflow", settings(run_dir, mlflow=MlflowConfig(tracking_uri=uri)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,11 +17,12 @@ from trainermon.analysis.environment.output.files import FORMATS, write_files
 from trainermon.analysis.environment.packs import read_pack
 from trainermon.analysis.environment.rules import LevelRules, read_rules
 from trainermon.analysis.environment.screen import render_comparison, render_pack
-from trainermon.core.environment.pack import SECTIONS, write_pack
+from trainermon.core.environment.pack import SECTIONS, EnvironmentPack, write_pack
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.errors import ConfigError, PackError
 from trainermon.core.terminal.manners import has_colour, note
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.values import as_plain
 from trainermon.exporters.store.query import path_or_run
 
 PACK_NAME = "environment.zip"
@@ -95,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="show what was collected")
     show.add_argument("pack", type=Path, metavar="PACK", help="a pack, ours or msprobe's, or a run")
     show.add_argument("section", nargs="?", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS))
+    show.add_argument("--json", action="store_true", help="print all of it, or of the section, as JSON")
     show.set_defaults(act=_show)
 
 
@@ -157,6 +160,16 @@ def _status(comparison: EnvironmentComparison) -> int:
     return MAY_DIFFER if comparison.of(DifferenceLevel.WARNING) else 0
 
 
+def _as_json(pack: EnvironmentPack, section: str | None) -> str:
+    """Return a pack, or one section of it, as JSON; what ranks showed is under `ranks`."""
+    plain: dict[str, Any] = as_plain(pack)
+    if section is not None:
+        ranks = {rank: shown[section] for rank, shown in plain["ranks"].items() if section in shown}
+        plain = {section: plain["sections"].get(section, {}), "ranks": ranks}
+    return json.dumps(plain, indent=1, default=str) + "\n"
+
+
 def _show(args: argparse.Namespace) -> int:
-    sys.stdout.write(render_pack(read_pack(args.pack), args.section))
+    pack = read_pack(args.pack)
+    sys.stdout.write(_as_json(pack, args.section) if args.json else render_pack(pack, args.section))
     return 0

@@ -120,22 +120,22 @@ class WandbConfig:
     """What `format: wandb` tells Weights & Biases. The API key is never part of the configuration, which is stored.
 
     Attributes:
-        project: Project.
-        entity: User or team; empty: the default of the API key.
-        mode: `online`, or `offline`, which writes a file for `wandb sync` and asks no server.
+        project: Project; empty: WANDB_PROJECT of the agent, else `trainermon`.
+        entity: User or team; empty: WANDB_ENTITY, else the default of the API key.
+        mode: `online`, or `offline`, which writes a file for `wandb sync` and asks no server; empty: WANDB_MODE, else
+            `online`.
         rank: Rank whose numbers are told; with pipeline parallelism one of the last stage, which has the loss.
         series: Further series, as globs for `kind/name` such as `grad_reduced/*.attn.*`, or for a recorded number.
     """
 
-    project: str = "trainermon"
+    project: str = ""
     entity: str = ""
-    mode: str = "online"
+    mode: str = ""
     rank: int = 0
     series: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(bool(self.project), "wandb.project", self.project, "a name that is not empty")
-        require(self.mode in ("online", "offline"), "wandb.mode", self.mode, "online or offline")
+        require(self.mode in ("", "online", "offline"), "wandb.mode", self.mode, "online or offline")
         require(self.rank >= 0, "wandb.rank", self.rank, "0 or more")
 
 
@@ -146,18 +146,17 @@ class MlflowConfig:
     Attributes:
         tracking_uri: Address of the tracking server, or `file:///folder`; empty: MLFLOW_TRACKING_URI of the agent, else
             the folder `mlflow` of the run directory.
-        experiment: Name of the experiment; made if there is none.
+        experiment: Name of the experiment; made if there is none. Empty: MLFLOW_EXPERIMENT_NAME, else `trainermon`.
         rank: Rank whose numbers are told; with pipeline parallelism one of the last stage, which has the loss.
         series: Further series, as globs for `kind/name` such as `grad_reduced/*.attn.*`, or for a recorded number.
     """
 
     tracking_uri: str = ""
-    experiment: str = "trainermon"
+    experiment: str = ""
     rank: int = 0
     series: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(bool(self.experiment), "mlflow.experiment", self.experiment, "a name that is not empty")
         require(self.rank >= 0, "mlflow.rank", self.rank, "0 or more")
 
 

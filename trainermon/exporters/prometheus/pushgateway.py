@@ -51,11 +51,16 @@ class PushgatewayExporter(StoreExporter):
         self._group = {"run": settings.run_id, "node": socket.gethostname()}
         self._handler = _handler(config)
         self._next_s = 0.0
+        self._why = ""
         self._counts = {"trainermon_exported_points_total": 0.0, "trainermon_export_waiting_bytes": 0.0}
 
     def metrics(self) -> Mapping[str, float]:
         """Return the number of pushes that the gateway has taken; nothing ever waits."""
         return dict(self._counts)
+
+    def why_nothing(self) -> str:
+        """Return why the last push was left out; "": it was not."""
+        return self._why
 
     def send(self, stop: threading.Event) -> None:
         """Push the newest state if it is time.
@@ -69,7 +74,9 @@ class PushgatewayExporter(StoreExporter):
         try:
             self._ask(push_to_gateway, registry=self._registry)
         except _NothingToTellError:  # the agent is about to begin or to end
+            self._why = "no agent of the run answers on this node, and only what an agent shows now can be pushed"
             return
+        self._why = ""
         self._counts["trainermon_exported_points_total"] += 1
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ Credentials are those that MLflow finds itself: MLFLOW_TRACKING_TOKEN, or MLFLOW
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 from trainermon.core.errors import ConfigError
@@ -26,6 +27,8 @@ except ImportError as error:
     ) from error
 
 FOLDER = "mlflow"
+EXPERIMENT = "trainermon"
+DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 RUN_TAG = "trainermon.run"
 _BATCH = 1000  # MLflow takes no more metrics in one request
 _PARAMS = 100
@@ -36,6 +39,9 @@ class MlflowExporter(Exporter):
     """Tells MLflow the steps of the rank that the configuration names; one that restarts goes on with the run.
 
     Only the node with that rank has a run there. A later attempt adds its steps: no service forgets those before.
+
+    Raises:
+        ConfigError: The address is a database, which the installed package cannot write to.
     """
 
     def __init__(self, settings: ExportSettings) -> None:
@@ -43,6 +49,8 @@ class MlflowExporter(Exporter):
         self._config = settings.mlflow
         self._numbers = StepNumbers(self._config.series, settings.ops)
         self._told = ToldSteps(settings.node_dir / "mlflow.told.json")
+        self._uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
+        _refuse_database(self._uri)
         self._made: MlflowClient | None = None
         self._run = ""
         self._num_alerts = 0
@@ -90,14 +98,13 @@ class MlflowExporter(Exporter):
     def _client(self) -> MlflowClient:
         """The client; made when it is needed, because it makes its folder."""
         if self._made is None:
-            uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-            self._made = MlflowClient(tracking_uri=uri or (self._settings.run_dir / FOLDER).absolute().as_uri())
+            self._made = MlflowClient(tracking_uri=self._uri or (self._settings.run_dir / FOLDER).absolute().as_uri())
         return self._made
 
     def _opened(self) -> str:
         """Return the id of the run there: the one that an earlier process has made, or a new one."""
         if not self._run:
-            name = self._config.experiment
+            name = self._config.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
             experiment = self._client.get_experiment_by_name(name)
             place = experiment.experiment_id if experiment else self._client.create_experiment(name)
             known = self._client.search_runs([place], f"tags.`{RUN_TAG}` = '{self._settings.run_id}'", max_results=1)
@@ -113,3 +120,12 @@ class MlflowExporter(Exporter):
                     self._client.log_batch(run, params=params[first : first + _PARAMS])
                 self._run = run
         return self._run
+
+
+def _refuse_database(uri: str) -> None:
+    scheme = uri.partition(":")[0].partition("+")[0]
+    if scheme in DATABASES and importlib.util.find_spec("sqlalchemy") is None:
+        raise ConfigError(
+            f"mlflow: {scheme} is a database, to which mlflow-skinny cannot write: pip install mlflow, or let "
+            "tracking_uri (or MLFLOW_TRACKING_URI) name a server (http://…) or a folder (file:///…)"
+        )

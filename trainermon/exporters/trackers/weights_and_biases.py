@@ -7,6 +7,7 @@ there, for `wandb sync`. The API key is the one that wandb finds: WANDB_API_KEY,
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ logging.getLogger("wandb").setLevel(logging.WARNING)
 
 FOLDER = "wandb"
 STEP = "step"
+PROJECT = "trainermon"
 
 
 class WandbExporter(Exporter):
@@ -93,12 +95,12 @@ class WandbExporter(Exporter):
             )
             try:
                 self._run = wandb.init(
-                    project=self._config.project,
+                    project=self._config.project or os.environ.get("WANDB_PROJECT") or PROJECT,
                     entity=self._config.entity or None,
                     id=self._settings.run_id,
                     name=self._settings.run_id,
                     resume="allow",
-                    mode=self._config.mode,  # type: ignore[arg-type]  # the configuration has checked it
+                    mode=self._config.mode or None,  # type: ignore[arg-type]  # None: WANDB_MODE, else online
                     dir=str(folder),
                     settings=quiet,
                 )
