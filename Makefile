@@ -207,8 +207,9 @@ release-check: ## refuse a TAG that is not the version of package and chart
 	@test "$(TAG)" = "v$(VERSION)" || { echo "TAG: found '$(TAG)', expected v$(VERSION), as in pyproject.toml"; exit 1; }
 	@grep -qx 'version: $(VERSION)' helm/trainermon/Chart.yaml || { echo "helm/trainermon/Chart.yaml: expected version: $(VERSION)"; exit 1; }
 
-release-name: ## write the address of this repository, URL, into the metadata of package and chart
-	sed -i 's#https://example.com/trainermon#$(URL)#' pyproject.toml helm/trainermon/Chart.yaml
+release-name: ## write the address of this repository, URL, into the metadata of package and chart, and into the README's links
+	sed -i -E '/PROJECT_URL/{s@^# ?@@; s@^  url@    url@; s@PROJECT_URL@$(URL)@}' pyproject.toml helm/trainermon/Chart.yaml
+	sed -i -E 's@\]\(docs/images/@]($(URL)/raw/main/docs/images/@; s@\]\(((docs|examples|trainermon)/|CHANGELOG)@]($(URL)/blob/main/\1@g' README.md
 
 build-release: ## build dist/ in BUILD_IMAGE, so that the wheel runs with older versions of glibc too
 	$(call by-digest,BUILD_IMAGE,$(BUILD_IMAGE))

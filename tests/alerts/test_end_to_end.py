@@ -147,9 +147,10 @@ def alertmanager_configuration(folder: Path, controller: str, dead_man: str) -> 
     """Return the generated example with the places of this test in it."""
     (folder / "token").write_text(TOKEN)
     text = (GENERATED / "alertmanager.yaml").read_text()
+    switch = f"{{name: dead-man, webhook_configs: [{{url: {dead_man}, send_resolved: false}}]}}"
     for example, ours in (
         ("http://trainermon-controller:9462/", controller),
-        ("https://dead-man.example.com/trainermon", dead_man),
+        ("  - name: dead-man #", f"  - {switch} #"),
         ("/etc/alertmanager/trainermon-token", str(folder / "token")),
     ):
         assert text.count(example) == 1, example

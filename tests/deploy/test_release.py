@@ -1,6 +1,8 @@
 """The release workflow calls targets that exist, and names what it runs on so that it cannot change."""
 
+import importlib
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -55,8 +57,25 @@ def test_an_image_that_is_named_by_a_tag_is_refused(target, name):
     assert f"{name}: found 'python:3.12', expected an image by its digest" in done.stdout
 
 
-def test_package_and_chart_name_the_same_place():
-    placeholder = "https://example.com/trainermon"
+def test_package_and_chart_name_the_same_place(tmp_path):
+    """Before a release they name none; `make release-name` writes it into both, and into the README's links."""
+    recipe = (ROOT / "Makefile").read_text().split("\nrelease-name:")[1].partition("\n\n")[0]
+    for name in ("pyproject.toml", "helm/trainermon/Chart.yaml", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+        assert "example.com" not in (ROOT / name).read_text()
+    (tmp_path / "Makefile").write_text(f"release-name:{recipe}\n")
+    url = "https://git.test/team/trainermon"
+    subprocess.run(["make", "release-name", f"URL={url}"], cwd=tmp_path, check=True)
 
-    assert placeholder in (ROOT / "pyproject.toml").read_text()
-    assert placeholder in (ROOT / "helm/trainermon/Chart.yaml").read_text()
+    tomllib = importlib.import_module("tomllib")  # of Python 3.11, which the tests run with
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    before = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert before["urls"] == {}
+    assert set(project["urls"]) == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
+    assert all(address.startswith(url) for address in project["urls"].values())
+    chart = yaml.safe_load((tmp_path / "helm/trainermon/Chart.yaml").read_text())
+    assert (chart["home"], chart["sources"], chart["maintainers"][0]["url"]) == (url, [url], url)
+    links = re.findall(r"\]\(([^)]+)\)", (tmp_path / "README.md").read_text())
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
