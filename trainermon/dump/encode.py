@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainermon.core.environment.secrets import clean_argument
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
 from trainermon.statistics.layout import PLAIN_TYPES, nested_elements
 
@@ -26,9 +27,10 @@ _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
 def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
     """Return what stands for `value` in dump.json (see `forms.json_text`), and append every tensor inside to `leaves`.
 
-    A tensor becomes a `TensorForm`, which has no statistics yet; a scalar a dict of its type and value; a container
-    stays one. Types that msprobe does not know become None; containers are cut after 1 024 items or 16 levels. `slot`
-    is the place of `value` (`input.0`), `depth` the number of levels still allowed. No device is touched.
+    A tensor becomes a `TensorForm`, which has no statistics yet; a scalar a dict of its type and value (a text without
+    secrets); a container stays one. Types that msprobe does not know become None; containers are cut after 1 024 items
+    or 16 levels. `slot` is the place of `value` (`input.0`), `depth` the number of levels still allowed. No device is
+    touched.
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
@@ -36,6 +38,8 @@ def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEP
         return form
     if value is None or depth == 0:
         return None
+    if isinstance(value, str):
+        return {"type": type(value).__name__, "value": clean_argument(slot.rpartition(".")[2], value)}
     for kind, encoder in _SCALARS:
         if isinstance(value, kind):
             return encoder(value)
@@ -119,7 +123,7 @@ _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
     # torch.Size before the containers, being a tuple
     (torch.Size, lambda size: {"type": "torch.Size", "value": list(size)}),
     (torch.SymInt, lambda _: {"type": "torch.SymInt", "value": "symbolic"}),
-    (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
+    (bool | int | float, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
     (complex, lambda number: {"type": "complex", "value": [number.real, number.imag]}),
     (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),
     (EllipsisType, lambda _: {"type": "ellipsis", "value": "..."}),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from trainermon.core.environment.secrets import REDACTED, clean_argument
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replacing
 from trainermon.hooks.replayable import nothing
@@ -132,12 +133,14 @@ def _number(value: Any) -> float | int:
     return float(value) if isinstance(value, float) else int(value)
 
 
-def _plain(value: Any, place: str) -> Any:
-    """Return `value` if it can be read back with `weights_only=True`."""
+def _plain(value: Any, place: str, name: str = "") -> Any:
+    """Return `value` if it can be read back with `weights_only=True`; texts, which go by `name`, without secrets."""
+    if isinstance(value, str):
+        return clean_argument(name, value)
     if type(value) in (list, tuple):
-        return type(value)(_plain(item, f"{place}[{number}]") for number, item in enumerate(value))
+        return type(value)(_plain(item, f"{place}[{number}]", name) for number, item in enumerate(value))
     if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
+        return {key: _plain(item, f"{place}[{key!r}]", str(key)) for key, item in value.items()}
     if type(value) in _PLAIN or (isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter, nn.Buffer)):
         return value
     raise NotCoveredError(f"{place} is a {type(value).__name__}, which cannot be stored safely")
@@ -196,10 +199,20 @@ def _check_same(saved: Mapping[str, str], own: Mapping[str, str], what: str) -> 
 
 
 def _differences(saved: Mapping[str, Any], where: torch.device) -> Iterator[str]:
+    if any(_has_lost_secret(plain[taken]) for plain in saved["forwards"] for taken in ("args", "kwargs")):
+        yield "a text among the model's arguments was not kept, as it looked like a secret"
     if str(where) != saved["device"]:
         yield f"run on {where}, the step ran on {saved['device']}: bits and random numbers may differ"
     if saved["torch"] != str(torch.__version__):
         yield f"run with torch {torch.__version__}, the step with {saved['torch']}: bits may differ"
+
+
+def _has_lost_secret(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_lost_secret, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_lost_secret, value))
+    return isinstance(value, str) and REDACTED in value
 
 
 def _forward(

@@ -6,6 +6,7 @@ token: what is taken out can still be compared by a keyed hash, see `Redactor`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import math
@@ -150,6 +151,16 @@ class Redactor:
         if word.startswith(("/", "./", "../", "~")) or not looks_random(word):
             return word
         return self._taken(word)
+
+
+@functools.lru_cache(maxsize=4096)
+def clean_argument(name: str, text: str) -> str:
+    """Return `text`, an argument of a call that goes by `name`, without what is or looks like a secret.
+
+    >>> clean_argument("api_key", "vG3xK9pQ2m"), clean_argument("reduction", "mean")
+    ('<redacted>', 'mean')
+    """
+    return str(Redactor().value(name, text))
 
 
 def is_secret_name(name: str, value: str = "") -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 from mindspore import Tensor
 from mindspore._c_expression import typing
 
+from trainermon.core.environment.secrets import clean_argument
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
 
 _TENSOR = "mindspore.Tensor"
 _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
-    (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
+    (bool | int | float, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
     (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),
     (EllipsisType, lambda _: {"type": "ellipsis", "value": "..."}),
     (typing.Type, lambda dtype: {"type": "mindspore.dtype", "value": str(dtype)}),
@@ -32,6 +33,8 @@ def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEP
         return form
     if value is None or depth == 0:
         return None
+    if isinstance(value, str):
+        return {"type": type(value).__name__, "value": clean_argument(slot.rpartition(".")[2], value)}
     for kind, encoder in _SCALARS:
         if isinstance(value, kind):
             return encoder(value)
