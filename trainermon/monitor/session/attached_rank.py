@@ -327,6 +327,7 @@ class AttachedRank(abc.ABC):
             return
         if self._loop is not None:
             self._loop.detach_taps()
+            self._is_loss_awaited = False
             self._files.page.beat(self._loop.step, Phase.DETACHED, time.time())
         self._files.journal.append_event(DetachedEvent(message=message))
 
