@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainermon.dump.encode import encode, encode_output, tensor_form
 from trainermon.dump.facts.module_attributes import ConstructedModule, further_tensors, has_further
 from trainermon.dump.facts.stacks import call_stack
-from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD, RECOMPUTED
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.writer import DumpWriter
@@ -295,6 +295,8 @@ class ModuleCapture:
             self._gradients.watch_parameters(_owners([watched], gathered=True))
         if recomputing:
             call = self._calls.repeated(watched)
+            if call is not None:
+                call.backward.extra[RECOMPUTED] = True
         else:
             value: dict[str, Any] = {"input_args": inputs, "input_kwargs": named}
             if self._gathered:  # by the time the module returns they may be scattered again

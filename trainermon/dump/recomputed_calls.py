@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from trainermon.dump.files.records import RECOMPUTED
 from trainermon.dump.function_kinds import only_moves
 from trainermon.dump.gradients import BackwardEntry
 
@@ -69,7 +70,7 @@ class RecomputedCalls:
         segment = self._segment
         backward = None
         if torch.is_grad_enabled():
-            backward = BackwardEntry("", sink=_nowhere, settle=lambda: self._settle(segment))
+            backward = BackwardEntry("", sink=_nowhere, settle=lambda: self._settle(segment), extra={RECOMPUTED: True})
         segment.names.append(name)
         segment.backwards.append(backward)
         return backward

@@ -93,6 +93,7 @@ class Comparison:
         empty: The dump without a single call; "" if both have some.
         members: By the key of a call that several were joined into, the keys of these; of both sides.
         parents: Key of the enclosing call, by a call's key; the target's.
+        recomputed: Keys of the target's backwards whose forward ran once more for them.
         golden_keys: Keys of all calls of the golden dump, in its order.
         place: Where the target's dump is, or those of all ranks that it was put together from.
     """
@@ -107,6 +108,7 @@ class Comparison:
     empty: str = ""
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parents: Mapping[str, str] = field(default_factory=dict)
+    recomputed: frozenset[str] = frozenset()
     golden_keys: tuple[str, ...] = ()
     place: DumpLocation
 
@@ -216,6 +218,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         notes=(*map(_type_note, sorted(types)), *notes, *siblings.notes, *unused_names(options.mappings, target)),
         members=members,
         parents=target.parents,
+        recomputed=target.recomputed,
         golden_keys=tuple(call.key for call in golden.calls),
         place=pair.target,
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
 from trainermon.analysis.compare.merging.assembly import TensorAssembly
 from trainermon.dump.files.reader import RawDump, load_raw, split_key, well_formed
-from trainermon.dump.files.records import BACKWARD, CONSTRUCT_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
+from trainermon.dump.files.records import (
+    BACKWARD,
+    CONSTRUCT_FILE,
+    DUMP_FILE,
+    EXTRA,
+    PARAMETERS_GRAD,
+    RECOMPUTED,
+    TENSOR_FOLDER,
+)
 
 INPUT = "input"
 PARAMETERS = "parameters"
@@ -133,6 +141,8 @@ class DumpRows(NamedTuple):
         parents: Key of the enclosing call, by the call's key.
         stacks: By a call's key, the lines of the script that made it, innermost first.
         sources: Where the tensors are that do not lie in the dump's own folder, by their name.
+        recomputed: Keys of backwards whose forward ran a second time for them (activation checkpointing); the dump has
+            nothing of that.
         scoped: Whether functions are matched by the module in which they are called, as their numbers depend on how the
             model is spread over ranks.
     """
@@ -143,6 +153,7 @@ class DumpRows(NamedTuple):
     parents: Mapping[str, str]
     stacks: Mapping[str, tuple[str, ...]]
     sources: Mapping[str, Path | TensorAssembly] = MappingProxyType({})
+    recomputed: frozenset[str] = frozenset()
     scoped: bool = False
 
     @property
@@ -193,7 +204,13 @@ def _rows(directory: Path, raw: RawDump) -> DumpRows:
         calls=tuple(_calls(raw, parents)),
         parents=parents,
         stacks=dict(_stacks(raw)),
+        recomputed=frozenset(key for key, value in raw.data.items() if _is_recomputed(key, value)),
     )
+
+
+def _is_recomputed(key: str, value: Any) -> bool:
+    extra = value.get(EXTRA) if f".{BACKWARD}" in key and isinstance(value, dict) else None
+    return isinstance(extra, dict) and bool(extra.get(RECOMPUTED))
 
 
 def _stacks(raw: RawDump) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -22,6 +22,8 @@ TENSOR_FOLDER = "dump_tensor_data"
 
 # What we add to an entry of dump.json stands in one dict under this name: msprobe's compare cannot bear a number there.
 EXTRA = "trainermon"
+RECOMPUTED = "recomputed"
+"""In a backward's extra: its forward ran a second time for it (activation checkpointing), unrecorded."""
 
 FORWARD = "forward"
 BACKWARD = "backward"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from trainermon.analysis.compare.answer.recomputation import BlamedPlace, doubted
 from trainermon.analysis.compare.answer.remarks import first_differing, incomparable, without_blame
 from trainermon.analysis.compare.answer.structure import lone_before
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
@@ -201,20 +201,6 @@ def headline(comparison: Comparison) -> str:
     return without_blame(comparison)
 
 
-class BlamedPlace(NamedTuple):
-    """Where a difference began.
-
-    Attributes:
-        call: The call that is to blame.
-        place: The parameter or input of it that was different before it ran; "": what it made.
-        words: A few words on it.
-    """
-
-    call: CallResult
-    place: str
-    words: str
-
-
 def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     """Return where differences began, in the order in which that ran.
 
@@ -222,7 +208,7 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     them are, and two or more by more than rounding, which is the first difference, they are one cause: at the one that
     differs most.
     """
-    causes = _with_lone_calls(comparison)
+    causes = doubted(comparison, _with_lone_calls(comparison))
     others = [one for one in causes if not literal_of(one.call)]
     if not others or not _is_weight(others[0]):
         return causes

@@ -87,6 +87,7 @@ class _AxisMerger:
             parents={key: parent for stage in stages for key, parent in stage.rows.parents.items()},
             stacks={key: stack for stage in stages for key, stack in stage.rows.stacks.items()},
             sources=self._sources,
+            recomputed=frozenset(key for stage in stages for key in stage.rows.recomputed),
             scoped=True,
         )
 

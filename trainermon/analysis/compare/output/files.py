@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainermon.analysis.compare.answer.summary import RESULTS, headline
+from trainermon.analysis.compare.answer.summary import RESULTS, causes_of, headline
 from trainermon.analysis.compare.comparison import Comparison, collector_off
 from trainermon.analysis.compare.output.advisor import advisor_text
 from trainermon.analysis.compare.output.lines import CellSyntax, lines
@@ -105,6 +105,7 @@ def write_json(comparison: Comparison, path: Path) -> None:
 def as_document(comparison: Comparison) -> dict[str, Any]:
     """Return the content of a comparison's JSON file as dicts and lists; numbers that are not finite are texts."""
     counts, calls = comparison.row_counts(), comparison.call_counts()
+    causes = causes_of(comparison)
     document: dict[str, Any] = as_plain(
         {
             "version": SCHEMA_VERSION,
@@ -116,8 +117,8 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             "notes": list(comparison.notes),
             "rows": {result: counts[result] for result in RESULTS},
             "calls": {result: calls[result] for result in RESULTS},
-            "blamed": [call.key for call in comparison.blamed],
-            "origins": [call.origin for call in comparison.blamed],
+            "blamed": [one.call.key for one in causes],
+            "origins": [one.place for one in causes],
             "results": [_call(call) for call in comparison.calls],
         }
     )
