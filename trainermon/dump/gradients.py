@@ -24,6 +24,7 @@ from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.consumers import ConsumedTensor, TensorConsumers
 from trainermon.hooks.guard import ContainedCall, FaultBorder
 from trainermon.hooks.tensor_hooks import hook_gradient, hook_leaf
+from trainermon.hooks.tracing import is_transformed
 
 Sink = Callable[[str, dict[str, Any]], None]
 
@@ -149,6 +150,9 @@ class _OwnedParameter(NamedTuple):
 class GradientHooks:
     """Registers gradient hooks on activations and parameters, and records the gradients as backward entries of a dump.
 
+    Of activations inside torch.func's vmap and grad none are awaited: whether a hook on them is called is left to
+    chance.
+
     Args:
         writer: Takes the entries.
         border: Receives the errors of hooks, which never raise into training.
@@ -183,7 +187,7 @@ class GradientHooks:
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call returned: their gradients are the inputs of its backward entry."""
         followed = [(index, leaf.tensor) for index, leaf in enumerate(leaves) if leaf.tensor.requires_grad]
-        if not followed:
+        if not followed or is_transformed():
             return
         backward.inputs = [None] * len(leaves)
         consumed: Sequence[ConsumedTensor | None] = [None] * len(followed)
@@ -196,6 +200,8 @@ class GradientHooks:
 
     def watch_inputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call took: their gradients are the outputs of its backward entry."""
+        if is_transformed():
+            return
         given = leaves
         if leaves and not leaves[-1].slot.startswith("input"):  # keyword arguments come last
             given = [leaf for leaf in leaves if leaf.slot.startswith("input")]

@@ -7,6 +7,11 @@ import torch
 _FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
+def is_transformed() -> bool:
+    """Return whether a function transform of torch.func (vmap, grad …) is running. 0.1 us."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_traced() -> bool:
     """Return whether a forward now only traces the model: torch.jit, torch.func, fake tensors, export.
 
@@ -14,7 +19,7 @@ def is_traced() -> bool:
     """
     return (
         torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_transformed()
         or (torch._C._len_torch_dispatch_stack() > 0 and _is_faked())
     )
 

@@ -130,3 +130,43 @@ def test_integers_that_are_the_same_as_float64_are_told_apart(tmp_path):
 
 def test_every_type_with_a_roundoff_has_a_least_exponent():
     assert set(_LEAST_EXPONENT) == set(ROUNDOFF)
+
+
+def gradients_of_samples(folder, *, task, level, scale=1.0):
+    """Dump a step with gradients for each sample, as differential privacy takes them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    given = torch.randn(5, 6) * scale
+    debugger = PrecisionDebugger(dump_path=folder, level=level, task=task)
+    debugger.start(model)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights, sample):
+        return torch.func.functional_call(model, weights, (sample[None],)).square().mean()
+
+    torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, given)
+    model(given).square().mean().backward()
+    debugger.stop()
+    debugger.close()
+    PrecisionDebugger.close()
+    return folder / "step0/rank0"
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_calls_inside_vmap_are_read_and_compared(tmp_path, task, level):
+    one, other, changed = (
+        gradients_of_samples(tmp_path / name, task=task, level=level, scale=scale)
+        for name, scale in (("one", 1.0), ("other", 1.0), ("changed", 0.7))
+    )
+
+    dump = read_dump(one)
+    (alike,) = compare(one, other)
+    (apart,) = compare(changed, one)
+
+    assert (dump.info.errors, dump.info.first_error) == (0, "")
+    inside = next(entry for entry in dump.entries if entry.key == "Module.0.Linear.forward.0")
+    assert inside.inputs[0].shape[0] == 5
+    assert set(alike.row_counts()) == {PASS}
+    assert headline(alike).startswith("The dumps agree")
+    assert "Module.0.Linear.forward.0" in headline(apart) or not headline(apart).startswith("The dumps agree")

@@ -80,7 +80,7 @@ def save_tensor(tensor: Tensor, path: Path | str) -> int:
         TypeError: A subclass keeps its elements in other tensors.
         RuntimeError: torch cannot read the tensor.
     """
-    dense = tensor
+    dense = tensor = untransformed(tensor)
     if not _is_dense(tensor):
         tensor = _local(tensor)
         if tensor.layout is not torch.strided:
