@@ -8,6 +8,7 @@ from trainermon.rl.tokens import pair, read_side
 from trainermon.rl.values import Floor, Sampling
 
 SEQUENCES, LENGTH, VOCABULARY = 128, 48, 200
+FLOOR = Floor(mean_abs=0.02, source="measured")
 FAULTS = {
     "shifted": "shifted",
     "padding of its own": "padding",
@@ -101,7 +102,7 @@ class Step:
             self.rollout = np.where(prompt, 0.0, self.rollout)
             self.train = np.where(prompt, self.random.normal(-4, 1, self.train.shape), self.train)
 
-    def report(self, *, with_ids=True, weights=None):
+    def report(self, *, with_ids=True, weights=None, floor=FLOOR, known=None):
         ids = self.ids if with_ids else None
         tokens = pair(
             read_side(self.rollout, mask=self.mask, ids=ids, experts=self.experts * 0),
@@ -110,7 +111,8 @@ class Step:
         return judge(
             0,
             tokens,
-            floor=Floor(mean_abs=0.02, source="measured"),
+            floor=floor,
+            known_before=known,
             limits=Limits(),
             engines=self.engines,
             sampling=Sampling(temperature=self.temperature, top_p=self.top_p),

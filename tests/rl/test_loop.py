@@ -41,7 +41,7 @@ def test_a_sound_loop_raises_nothing(call, tmp_path):
     trainer.watch.close()
 
     assert [report.causes for report in reports] == [()] * 4
-    assert {report.verdict for report in reports} == {Verdict.CONSISTENT}
+    assert {report.verdict for report in reports} == {Verdict.NOISE}  # rounding was not measured
     assert all(report.weights.is_equal and len(report.weights.engines) == 2 for report in reports)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class Limits:
         cache_positions: How many positions these are.
         cache_score: Standard errors by which prompts that may be cached must be above new ones.
         routing_factor: By how much mean |Δ| is larger where routed experts differ.
+        hidden_factor: In place of a smaller factor, where the mean |Δ| is no more than noise.
+        hidden_score: Standard errors between two sets of sequences from which they differ, though it is no more than noise.
+        hidden_routing: Share of the mean |Δ| that tokens of other experts must add, where it is no more than noise.
     """
 
     min_sequences: int = 64
@@ -64,6 +67,9 @@ class Limits:
     cache_positions: int = 8
     cache_score: float = 5.0
     routing_factor: float = 2.0
+    hidden_factor: float = 1.5
+    hidden_score: float = 5.0
+    hidden_routing: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,7 @@ class Case:
         engines: By engine.
         known_before: Per sequence, whether its prompt was used before the weights were last sent; None: unknown.
         weights: The check of weights; None: there was none.
+        sampled_by: Of each sequence, the engine and the version of its weights; empty: one engine.
     """
 
     tokens: Tokens
@@ -89,6 +96,7 @@ class Case:
     engines: tuple[EnginePart, ...] = ()
     known_before: Flags | None = None
     weights: WeightCheck | None = None
+    sampled_by: Sequence[tuple[str, int | None]] = ()
 
     @property
     def z(self) -> float:
@@ -110,6 +118,12 @@ class Case:
         """Whether digests say so of every tensor, and of its order."""
         check = self.weights
         return check is not None and check.is_equal and not check.uncompared and not check.unordered
+
+    @property
+    def has_nothing_stale(self) -> bool:
+        """Whether no cache can hold anything of older weights: no prompt was known, or the weights are the first."""
+        is_new = self.known_before is not None and not self.known_before.any()
+        return is_new or (bool(self.sampled_by) and all(version == 0 for _, version in self.sampled_by))
 
 
 def judged_z(measures: PolicyMeasures, limits: Limits) -> float:
@@ -247,11 +261,12 @@ def _other_context(case: Case) -> Iterator[FoundCause]:
         yield _context(case)
 
 
-def _context(case: Case) -> FoundCause:
+def _context(case: Case, evidence: str = "") -> FoundCause:
     m = case.measures
+    near = f"correlation {m.correlation:.3f}, and no better with a neighbouring token ({m.lag_correlation:.3f})"
     return FoundCause(
         cause=Cause.OTHER_CONTEXT,
-        evidence=f"correlation {m.correlation:.3f}, and no better with a neighbouring token ({m.lag_correlation:.3f})",
+        evidence=evidence or near,
         advice="compare what both sides see before the response: template, system prompt, position ids, attention mask",
     )
 
@@ -303,12 +318,45 @@ def _one_engine(case: Case) -> Iterator[FoundCause]:
     for part in parts:
         others = [other for other in parts if other is not part]
         usual = float(np.median([other.mean_abs for other in others]))
-        if part.mean_abs > max(case.limits.engine_factor * usual, noise):
+        is_above = part.mean_abs > case.limits.engine_factor * usual
+        if is_above and (part.mean_abs > noise or _stands_out(case, _sampled_by(case, part))):
             yield FoundCause(
                 cause=Cause.ONE_ENGINE,
                 evidence=f"mean |Δ| {part.mean_abs:.3g} in {part.engine}, {usual:.3g} in the others",
                 advice=f"compare {part.engine} with the others: its weights' version, its restart, its options",
             )
+
+
+def _sampled_by(case: Case, part: EnginePart) -> Flags:
+    """Return which sequences an engine sampled."""
+    return np.array([key == (part.engine, part.version) for key in case.sampled_by], dtype=bool)
+
+
+def _stands_out(case: Case, some: Flags) -> bool:
+    """Return whether some sequences differ more than the others by more than chance; it needs no floor.
+
+    |Δ| is held against how uncertain a sequence is, as rounding moves an uncertain token further than a certain one.
+    """
+    doubt = 1.0 - np.exp(np.minimum(case.tokens.train, 0.0))
+    size = np.abs(case.tokens.train - case.tokens.rollout)
+    counts, sizes, doubts = (
+        np.bincount(case.tokens.sequence, column, minlength=case.tokens.num_sequences)
+        for column in (np.ones_like(size), size, doubt)
+    )
+    if len(some) != len(counts):
+        return False
+    relative = sizes / np.maximum(doubts, 1e-3 * np.maximum(counts, 1.0))
+    mean, usual, score = _welch(relative[some & (counts > 0)], relative[~some & (counts > 0)])
+    return mean > case.limits.hidden_factor * usual and score > case.limits.hidden_score
+
+
+def _welch(some: Floats, others: Floats) -> tuple[float, float, float]:
+    """Return both means and how many standard errors are between; NaN where either has fewer than three."""
+    if min(len(some), len(others)) < 3:
+        return math.nan, math.nan, math.nan
+    error = math.sqrt(some.var(ddof=1) / len(some) + others.var(ddof=1) / len(others))
+    between = float(some.mean() - others.mean())
+    return float(some.mean()), float(others.mean()), between / error if error else math.nan
 
 
 def _stale_cache(case: Case) -> Iterator[FoundCause]:
@@ -318,7 +366,8 @@ def _stale_cache(case: Case) -> Iterator[FoundCause]:
     span, factor = case.limits.cache_positions, case.limits.cache_factor
     size = np.abs(case.tokens.train - case.tokens.rollout)
     before, new, score = _by_prompt(case, size)
-    if before > max(factor * new, case.floor.mean_abs) and score > case.limits.cache_score:
+    is_seen = before > case.floor.mean_abs or (case.known_before is not None and _stands_out(case, case.known_before))
+    if before > factor * new and score > case.limits.cache_score and is_seen:
         yield _cache(
             f"mean |Δ| {before:.3g} for prompts that the engine knew from before the weights were sent, "
             f"{new:.3g} for new ones"
@@ -329,10 +378,13 @@ def _stale_cache(case: Case) -> Iterator[FoundCause]:
     lengths = np.bincount(case.tokens.sequence, minlength=case.tokens.num_sequences)[case.tokens.sequence]
     long = lengths >= 3 * span
     first, last = _means(size, long & (case.tokens.position < span), long & (case.tokens.position >= lengths - span))
-    if first > factor * last:
-        yield _cache(
-            f"mean |Δ| {first:.3g} over the first {span} tokens of a response, {last:.3g} over the last {span}"
-        )
+    if not first > factor * last:
+        return
+    evidence = f"mean |Δ| {first:.3g} over the first {span} tokens of a response, {last:.3g} over the last {span}"
+    if case.has_nothing_stale:
+        yield _context(case, f"{evidence}, and no prompt was known from before: no cache can be stale")
+    else:
+        yield _cache(evidence)
 
 
 def _by_prompt(case: Case, size: Floats) -> tuple[float, float, float]:
@@ -345,11 +397,7 @@ def _by_prompt(case: Case, size: Floats) -> tuple[float, float, float]:
     if known is None or len(known) != len(counts):
         return math.nan, math.nan, math.nan
     means = np.bincount(case.tokens.sequence, size, minlength=len(counts)) / np.maximum(counts, 1)
-    old, new = means[known & (counts > 0)], means[~known & (counts > 0)]
-    if min(len(old), len(new)) < 3:
-        return math.nan, math.nan, math.nan
-    error = math.sqrt(old.var(ddof=1) / len(old) + new.var(ddof=1) / len(new))
-    return float(old.mean()), float(new.mean()), float(old.mean() - new.mean()) / error if error else math.nan
+    return _welch(means[known & (counts > 0)], means[~known & (counts > 0)])
 
 
 def _cache(evidence: str) -> FoundCause:
@@ -362,11 +410,13 @@ def _cache(evidence: str) -> FoundCause:
 
 def _routing(case: Case) -> Iterator[FoundCause]:
     differ = case.tokens.experts_differ
-    if differ is None or case.is_noise or not 0 < np.count_nonzero(differ) < len(differ):
+    if differ is None or not 0 < np.count_nonzero(differ) < len(differ):
         return
     size = np.abs(case.tokens.train - case.tokens.rollout)
     where, elsewhere = _means(size, differ, ~differ)
-    if where > case.limits.routing_factor * elsewhere:
+    added = (case.measures.mean_abs - elsewhere) / case.measures.mean_abs if case.measures.mean_abs else 0.0
+    is_seen = not case.is_noise or added > case.limits.hidden_routing
+    if where > case.limits.routing_factor * elsewhere and is_seen:
         yield FoundCause(
             cause=Cause.ROUTING,
             evidence=f"{case.measures.experts_differ:.1%} of the tokens go to another first expert; mean |Δ| "

@@ -69,6 +69,7 @@ def judge(  # noqa: PLR0913 - all that is known of a step
         engines=parts,
         known_before=known_before,
         weights=weights,
+        sampled_by=engines,
     )
     causes = find_causes(case)
     verdict = _verdict(case, causes)
@@ -125,8 +126,9 @@ def floor_of(tokens: Tokens, *, dtype: str, is_mixture: bool) -> Floor:
 
 def _verdict(case: Case, causes: Sequence[FoundCause]) -> Verdict:
     if not causes:
+        # a table knows nothing of this model: what is below its figure may be a fault
         is_sound = case.has_equal_weights or case.measures.mean_abs <= case.floor.mean_abs
-        return Verdict.CONSISTENT if is_sound else Verdict.NOISE
+        return Verdict.CONSISTENT if is_sound and case.floor.source == "measured" else Verdict.NOISE
     decides = causes[0].cause
     if decides is Cause.UNEXPLAINED:
         return Verdict.BOOKKEEPING if abs(case.z) > case.limits.ratio_z else Verdict.POLICY_DIFFERS
@@ -137,13 +139,18 @@ def _sentence(case: Case, verdict: Verdict, causes: Sequence[FoundCause]) -> str
     size = f"mean |Δ| {case.measures.mean_abs:.3g} over {case.measures.tokens:,} tokens"
     if causes:
         return f"{_OPENING[verdict]}, {causes[0].cause}: {causes[0].evidence}."
-    return f"{_OPENING[verdict]}: {size}, where rounding gives {case.floor.mean_abs:.3g}{_known_of(case.weights)}."
+    unseen = case.limits.noise * case.floor.mean_abs
+    source = "" if case.floor.source == "measured" else " by a table"
+    return (
+        f"{_OPENING[verdict]}: {size}, where rounding gives {case.floor.mean_abs:.3g}{source}"
+        f"{_known_of(case.weights)}; a fault that keeps the mean below {unseen:.3g} may not be seen."
+    )
 
 
 def _known_of(weights: WeightCheck | None) -> str:
     """Return what a sentence without a cause says of the weights."""
     if weights is None:
-        return ""
+        return ", and the weights were not compared"
     if not weights.equal:
         return ", and the weights could not be compared"
     if weights.uncompared:
@@ -155,7 +162,7 @@ def _known_of(weights: WeightCheck | None) -> str:
 
 _OPENING = {
     Verdict.CONSISTENT: "The engine samples from the policy that is trained",
-    Verdict.NOISE: "The two differ by no more than rounding gives",
+    Verdict.NOISE: "The two differ by no more than rounding may give",
     Verdict.POLICY_DIFFERS: "The engine samples from another policy",
     Verdict.BOOKKEEPING: "What was logged is not what was sampled from",
     Verdict.NOT_COMPARABLE: "Rollout and trainer cannot be compared",
@@ -263,6 +270,8 @@ def _notes(case: Case) -> tuple[str, ...]:
         notes.append(
             f"too few sequences for the mean ratio: {case.measures.sequences}, expected {case.limits.min_sequences}"
         )
+    if case.known_before is None:
+        notes.append("prompts= was not passed: whether an engine's cache is stale was judged by positions alone")
     if case.tokens.num_nonfinite:
         notes.append(f"{case.tokens.num_nonfinite:,} tokens are left out: a log-probability is NaN or infinite")
     if case.floor.source == "dtype":
