@@ -24,7 +24,7 @@ class RolloutCase:
         causes: Any of which is right; none: nothing may be raised.
         begins: The first step with the fault.
         steps: How many steps there are.
-        told: What the watch is told beside ids, masks and log-probabilities: digests, prompts, experts, again, versions.
+        told: What the watch is told beside ids, masks and log-probabilities: digests, prompts, experts, again.
         engines: How many there are.
         rate: How much each step changes the weights, relative to their size.
         needs_experts: Runs on families with experts only.
@@ -57,9 +57,15 @@ TUNED = (
     RolloutCase(name="sound, one engine's prompts are certain", fault="certain engine", engines=4),
     RolloutCase(name="sound, known prompts are uncertain", fault="certain news"),
     RolloutCase(name="sound, tokens of a tool", fault="tool tokens"),
-    RolloutCase(name="sound, top_p is told and applied", fault="float16", told=NOTHING),
-    RolloutCase(name="one stale engine", fault="stale engine", engines=4, begins=1, told=NOTHING, causes=("one engine",)),
-    RolloutCase(name="one stale engine, digests", fault="stale engine", engines=4, begins=1, causes=("weights differ",)),
+    RolloutCase(name="sound, float16, nothing told", fault="float16", told=NOTHING),
+    RolloutCase(
+        name="one stale engine", fault="stale engine", engines=4, begins=1, told=NOTHING,
+        causes=("one engine",),
+    ),
+    RolloutCase(
+        name="one stale engine, digests", fault="stale engine", engines=4, begins=1,
+        causes=("weights differ",),
+    ),
     RolloutCase(name="stale", fault="stale", begins=LATER, told=NOTHING, causes=UNKNOWN, rate=0.02),
     RolloutCase(name="a layer not sent", fault="layer", begins=1, causes=("weights differ",)),
     RolloutCase(name="temperature forgotten", fault="temperature", strength=0.7, causes=("temperature",)),
@@ -68,7 +74,10 @@ TUNED = (
     RolloutCase(name="another prompt", fault="flipped", causes=("other context",)),
     RolloutCase(name="another prompt, at first only", fault="flipped", steps=1, causes=("other context",)),
     RolloutCase(name="another prompt, later", fault="flipped", begins=LATER, causes=("other context",)),
-    RolloutCase(name="another prompt, measured rounding", fault="flipped", told=_told("again"), causes=("other context",)),
+    RolloutCase(
+        name="another prompt, measured rounding", fault="flipped", told=_told("again"),
+        causes=("other context",),
+    ),
     RolloutCase(name="cache kept", fault="cache", begins=1, rate=0.05, causes=("stale cache",)),
     RolloutCase(name="cache kept, weakly", fault="cache", begins=1, rate=0.015, causes=("stale cache",)),
     RolloutCase(
@@ -77,7 +86,8 @@ TUNED = (
     ),
     RolloutCase(name="routers flipped", fault="router", strength=0.1, causes=("routing",), needs_experts=True),
     RolloutCase(
-        name="routers flipped, later", fault="router", strength=0.1, begins=LATER, causes=("routing",), needs_experts=True
+        name="routers flipped, later", fault="router", strength=0.1, begins=LATER,
+        causes=("routing",), needs_experts=True,
     ),
     RolloutCase(name="shifted", fault="shifted", causes=("shifted",)),
     RolloutCase(name="padding counts", fault="padding", causes=("padding",)),
@@ -101,7 +111,8 @@ HELD_BACK = (
         causes=("one engine",),
     ),
     RolloutCase(
-        name="one engine samples hotter", fault="hot engine", strength=1.2, engines=4, told=NOTHING, causes=("one engine",)
+        name="one engine samples hotter", fault="hot engine", strength=1.2, engines=4, told=NOTHING,
+        causes=("one engine",),
     ),
     RolloutCase(name="one engine in float8", fault="float8 engine", engines=4, causes=("one engine", "numerics")),
     RolloutCase(name="embedding not sent", fault="embedding", begins=1, causes=("weights differ",)),
@@ -110,7 +121,10 @@ HELD_BACK = (
     RolloutCase(name="raw, hotter", fault="raw", strength=1.4, causes=("temperature",)),
     RolloutCase(name="top_k", fault="top_k", strength=20, causes=("truncated support",)),
     RolloutCase(name="prompt without its second half", fault="half prompt", causes=("other context",)),
-    RolloutCase(name="prompt without its second half, later", fault="half prompt", begins=LATER, causes=("other context",)),
+    RolloutCase(
+        name="prompt without its second half, later", fault="half prompt", begins=LATER,
+        causes=("other context",),
+    ),
     RolloutCase(name="one token of the prompt is another", fault="last token", causes=("other context",)),
     RolloutCase(
         name="prompt without its second half, at first only", fault="half prompt", steps=1, told=NOTHING,

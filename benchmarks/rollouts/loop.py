@@ -61,7 +61,7 @@ class _Loop:
     def step(self, number: int) -> rl.Report:
         """Send, sample, compare, and change the weights a little."""
         faulty = number >= self.case.begins
-        self._send(number, faulty)
+        self._send(number, faulty=faulty)
         shares = self._shares()
         sampled = [
             engine.sample(torch.from_numpy(share), self.generator, faulty=faulty)
@@ -72,24 +72,22 @@ class _Loop:
         trained = _forced(self.policy, prompts, ids, self.temperature)
         mask = self._mask(ids)
         with self.watch.step(number):
-            self._tell_rollouts(number, sampled, shares, mask, faulty)
-            self._tell_trained(prompts, ids, trained, mask, faulty)
+            self._tell_rollouts(number, sampled, shares, mask, faulty=faulty)
+            self._tell_trained(prompts, ids, trained, mask, faulty=faulty)
         self._update()
         report = self.watch.report(number)
         if report is None:
             raise RuntimeError(f"{self.case.name}: no report of step {number}")
         return report
 
-    def _send(self, number: int, faulty: bool) -> None:
+    def _send(self, number: int, *, faulty: bool) -> None:
         named = dict(self.policy.named_parameters())
         if "digests" in self.case.told:
             named = dict(self.watch.sent(named, version=number))
         for engine in self.engines:
             engine.load(named, faulty=faulty)
             if "digests" in self.case.told:
-                self.watch.received(
-                    engine.policy.named_parameters(), version=number, engine=f"engine-{engine.number}"
-                )
+                self.watch.received(engine.policy.named_parameters(), version=number, engine=f"engine-{engine.number}")
 
     def _prompts(self, count: int, *, certain: bool | None = None) -> np.ndarray:
         prompts = self.random.integers(2, VOCABULARY, (count, PROMPT))
@@ -120,7 +118,7 @@ class _Loop:
         return mask
 
     def _tell_rollouts(
-        self, number: int, sampled: list[Sampled], shares: list[np.ndarray], mask: np.ndarray, faulty: bool
+        self, number: int, sampled: list[Sampled], shares: list[np.ndarray], mask: np.ndarray, *, faulty: bool
     ) -> None:
         told, fault, first = self.case.told, self.case.fault if faulty else "", 0
         for engine, (each, share) in enumerate(zip(sampled, shares, strict=True)):
@@ -141,7 +139,7 @@ class _Loop:
             )
 
     def _tell_trained(
-        self, prompts: torch.Tensor, ids: torch.Tensor, trained: Sampled, mask: np.ndarray, faulty: bool
+        self, prompts: torch.Tensor, ids: torch.Tensor, trained: Sampled, mask: np.ndarray, *, faulty: bool
     ) -> None:
         told, fault = self.case.told, self.case.fault if faulty else ""
         logprobs = trained.logprobs

@@ -102,7 +102,7 @@ class Step:
             self.rollout = np.where(prompt, 0.0, self.rollout)
             self.train = np.where(prompt, self.random.normal(-4, 1, self.train.shape), self.train)
 
-    def report(self, *, with_ids=True, weights=None, floor=FLOOR, known=None):
+    def report(self, *, with_ids=True, weights=None, floor=FLOOR, known=None, version_lag=None):
         ids = self.ids if with_ids else None
         tokens = pair(
             read_side(self.rollout, mask=self.mask, ids=ids, experts=self.experts * 0),
@@ -113,6 +113,7 @@ class Step:
             tokens,
             floor=floor,
             known_before=known,
+            version_lag=version_lag,
             limits=Limits(),
             engines=self.engines,
             sampling=Sampling(temperature=self.temperature, top_p=self.top_p),

@@ -111,9 +111,29 @@ def test_what_a_table_hides_is_said():
     reports = [step.report(floor=TABLE, weights=weights) for weights in (None, equal)]
 
     assert [report.verdict for report in reports] == [Verdict.NOISE] * 2
-    assert all(report.sentence.endswith("a fault that keeps the mean below 0.18 may not be seen.") for report in reports)
+    assert all(
+        report.sentence.endswith("a fault that keeps the mean below 0.18 may not be seen.") for report in reports
+    )
     assert ", and the weights were not compared; " in reports[0].sentence
     assert step.report(weights=equal).verdict is Verdict.CONSISTENT
+    unchecked = step.report()
+    assert unchecked.verdict is Verdict.CONSISTENT
+    assert ", and the weights were not compared; " in unchecked.sentence
+
+
+@pytest.mark.parametrize(("share", "factor", "causes"), [(0.2, 3.5, ["routing"]), (0.03, 3.5, []), (0.2, 1.9, [])])
+def test_other_experts_are_named_below_the_floor_where_they_add_a_quarter_of_it(share, factor, causes):
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        differ = random.random((SEQUENCES, 40)) < share
+        train = np.log(random.uniform(0.05, 0.6, differ.shape))
+        noise = random.normal(0, 0.1, differ.shape) * np.where(differ, factor, 1.0)
+        tokens = pair(read_side(train - noise, experts=differ.astype(int)), read_side(train, experts=differ * 0))
+
+        report = judge(0, tokens, floor=TABLE, sampling=Sampling(temperature=0), limits=Limits())
+
+        assert report.measures.mean_abs < 3 * TABLE.mean_abs
+        assert [str(cause.cause) for cause in report.causes] == causes
 
 
 def test_the_temperature_is_stated():
@@ -256,6 +276,19 @@ def test_equal_weights_leave_numerics():
         )  # fmt: skip
 
         assert (str(report.causes[0].cause), report.verdict) == (cause, Verdict.POLICY_DIFFERS)
+
+
+def test_equal_weights_of_an_engine_that_is_behind_are_not_those_of_the_trainer():
+    equal = WeightCheck(version=1, engines=("a",), equal=3)
+    step = Step(1, "old weights")
+
+    (found,) = step.report(weights=equal, version_lag=1).causes
+
+    assert str(found.cause) == "unexplained"
+    assert "the oldest engine is 1 version behind what was sent" in found.evidence
+    assert "ahead of the engine" in found.advice
+    sound = Step(1).report(weights=equal, version_lag=2).sentence
+    assert "the weights are equal, and the oldest engine is 2 versions behind what was sent; " in sound
 
 
 def test_the_worst_sequences_are_the_worst():

@@ -210,6 +210,22 @@ def test_weights_that_are_sent_after_a_step_do_not_make_its_engine_old(watch):
     assert watch.report(1).version_lag == 0
 
 
+def test_an_engine_that_is_behind_is_not_said_to_have_the_weights_of_the_trainer(watch):
+    made, held = Step(1, "old weights"), {"a": torch.ones(3, dtype=torch.bfloat16)}
+    list(watch.sent(held, version=1))
+    watch.received(held, version=1, engine="engine")
+    list(watch.sent({"a": torch.zeros(3)}, version=2))
+
+    with watch.step(1):
+        watch.rollout(logprobs=made.rollout, ids=made.ids, mask=made.mask, version=1)
+        watch.train(logprobs=made.train, ids=made.ids, mask=made.mask, again=made.train + 0.01)
+
+    report = watch.report(1)
+    assert (report.version_lag, report.weights.is_equal) == (1, True)
+    assert [str(cause.cause) for cause in report.causes] == ["unexplained"]
+    assert "1 version behind" in report.sentence
+
+
 def test_a_step_that_is_left_out_is_said_once(watch, caplog):
     goes_on = threading.Event()
     watch._thread.submit(goes_on.wait)

@@ -44,7 +44,7 @@ class Limits:
         cache_score: Standard errors by which prompts that may be cached must be above new ones.
         routing_factor: By how much mean |Δ| is larger where routed experts differ.
         hidden_factor: In place of a smaller factor, where the mean |Δ| is no more than noise.
-        hidden_score: Standard errors between two sets of sequences from which they differ, though it is no more than noise.
+        hidden_score: Standard errors between two sets of sequences, where it is no more than noise.
         hidden_routing: Share of the mean |Δ| that tokens of other experts must add, where it is no more than noise.
     """
 
@@ -69,7 +69,7 @@ class Limits:
     routing_factor: float = 2.0
     hidden_factor: float = 1.5
     hidden_score: float = 5.0
-    hidden_routing: float = 0.5
+    hidden_routing: float = 0.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ class Case:
         known_before: Per sequence, whether its prompt was used before the weights were last sent; None: unknown.
         weights: The check of weights; None: there was none.
         sampled_by: Of each sequence, the engine and the version of its weights; empty: one engine.
+        version_lag: By how many versions the oldest engine is behind what was sent; None: not known.
     """
 
     tokens: Tokens
@@ -97,6 +98,7 @@ class Case:
     known_before: Flags | None = None
     weights: WeightCheck | None = None
     sampled_by: Sequence[tuple[str, int | None]] = ()
+    version_lag: int | None = None
 
     @property
     def z(self) -> float:
@@ -115,9 +117,10 @@ class Case:
 
     @property
     def has_equal_weights(self) -> bool:
-        """Whether digests say so of every tensor, and of its order."""
+        """Whether digests say so of every tensor, and of its order, and no engine is behind what was sent."""
         check = self.weights
-        return check is not None and check.is_equal and not check.uncompared and not check.unordered
+        is_checked = check is not None and check.is_equal and not check.uncompared and not check.unordered
+        return is_checked and not self.version_lag
 
     @property
     def has_nothing_stale(self) -> bool:
@@ -130,6 +133,15 @@ def judged_z(measures: PolicyMeasures, limits: Limits) -> float:
     """Return by how many standard errors the mean ratio is from 1; 0 where too few sequences tell, or it is near 1."""
     matters = measures.sequences >= limits.min_sequences and abs(measures.ratio - 1.0) > limits.ratio_difference
     return 0.0 if not matters or math.isnan(measures.ratio_z) else measures.ratio_z
+
+
+def behind(version_lag: int | None) -> str:
+    """Return what a sentence says of engines that are behind what was sent; empty where none is known to be."""
+    return (
+        f", and the oldest engine is {version_lag} version{'s' * (version_lag > 1)} behind what was sent"
+        if version_lag
+        else ""
+    )
 
 
 def find_causes(case: Case) -> tuple[FoundCause, ...]:
@@ -382,7 +394,7 @@ def _stale_cache(case: Case) -> Iterator[FoundCause]:
         return
     evidence = f"mean |Δ| {first:.3g} over the first {span} tokens of a response, {last:.3g} over the last {span}"
     if case.has_nothing_stale:
-        yield _context(case, f"{evidence}, and no prompt was known from before: no cache can be stale")
+        yield _context(case, f"{evidence}, and no prompt was known under older weights: no cache can be stale")
     else:
         yield _cache(evidence)
 
@@ -451,8 +463,10 @@ def _unexplained(case: Case) -> FoundCause:
         return _numerics(case) if m.correlation >= case.limits.numerics_correlation else _context(case)
     else:
         evidence = f"mean |Δ| {m.mean_abs:.3g}, {m.mean_abs / case.floor.mean_abs:.1f} × what rounding gives; the mean "
-        evidence += f"ratio {m.ratio:.3f} is that of two policies"
+        evidence += f"ratio {m.ratio:.3f} is that of two policies{behind(case.version_lag)}"
         advice = "check the weights by digest (Watch.sent and received), then kernels and dtypes of both sides"
+        if case.version_lag:
+            advice = "the trainer is ahead of the engine: compare a step whose rollouts are of the weights sent last"
     return FoundCause(cause=Cause.UNEXPLAINED, evidence=evidence, advice=advice)
 
 

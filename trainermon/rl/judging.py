@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainermon.rl.causes import Case, Limits, find_causes
+from trainermon.rl.causes import Case, Limits, behind, find_causes
 from trainermon.rl.measures import mean_ratio, measure
 from trainermon.rl.tokens import Flags, NotComparableError, Tokens
 from trainermon.rl.values import (
@@ -45,6 +45,7 @@ def judge(  # noqa: PLR0913 - all that is known of a step
     engines: Sequence[tuple[str, int | None]] = (),
     known_before: Flags | None = None,
     weights: WeightCheck | None = None,
+    version_lag: int | None = None,
 ) -> Report:
     """Return the report on the tokens of a step.
 
@@ -57,6 +58,7 @@ def judge(  # noqa: PLR0913 - all that is known of a step
         engines: Of each sequence, the engine that sampled it and the version of its weights; empty: one engine.
         known_before: Of each sequence, whether its prompt was used before the weights were last sent; None: unknown.
         weights: The check of weights, if there was one.
+        version_lag: By how many versions the oldest engine is behind what was sent; None: not known.
     """
     measures = measure(tokens)
     parts = _by_engine(tokens, engines)
@@ -70,6 +72,7 @@ def judge(  # noqa: PLR0913 - all that is known of a step
         known_before=known_before,
         weights=weights,
         sampled_by=engines,
+        version_lag=version_lag,
     )
     causes = find_causes(case)
     verdict = _verdict(case, causes)
@@ -143,7 +146,8 @@ def _sentence(case: Case, verdict: Verdict, causes: Sequence[FoundCause]) -> str
     source = "" if case.floor.source == "measured" else " by a table"
     return (
         f"{_OPENING[verdict]}: {size}, where rounding gives {case.floor.mean_abs:.3g}{source}"
-        f"{_known_of(case.weights)}; a fault that keeps the mean below {unseen:.3g} may not be seen."
+        f"{_known_of(case.weights)}{behind(case.version_lag)}; "
+        f"a fault that keeps the mean below {unseen:.3g} may not be seen."
     )
 
 

@@ -42,6 +42,12 @@ class WatchedStep:
     known: list[Flags | None] = dataclasses.field(default_factory=list)
     sent: tuple[int, ...] = ()
 
+    @property
+    def version_lag(self) -> int | None:
+        """By how many versions the oldest engine is behind what was sent; None: not known."""
+        versions = [version for _, version in self.engines if version is not None]
+        return max(0, max(self.sent) - min(versions)) if versions and self.sent else None
+
 
 def judge_step(step: WatchedStep, settings: Settings, weights: WeightCheck | None) -> Report:
     """Return the report on what was passed in; it may be that the two sides cannot be compared."""
@@ -63,6 +69,7 @@ def judge_step(step: WatchedStep, settings: Settings, weights: WeightCheck | Non
         engines=[engine for engine, count in zip(step.engines, counts, strict=True) for _ in range(count)],
         known_before=_joined_flags(step.known, counts),
         weights=weights,
+        version_lag=step.version_lag,
     )
 
 

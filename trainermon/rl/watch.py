@@ -290,7 +290,7 @@ class Watch:
         version = self._version(step)
         weights = None if version is None else self.check(version)
         report = judge_step(step, self._settings, weights)
-        report = dataclasses.replace(report, version_lag=self._lag(step))
+        report = dataclasses.replace(report, version_lag=step.version_lag)
         with self._contained("write a report"):
             files.append_report(self.folder, self.rank, report)
         return report
@@ -298,11 +298,6 @@ class Watch:
     def _version(self, step: WatchedStep) -> int | None:
         versions = [version for _, version in step.engines if version is not None]
         return max(versions) if versions else max(step.sent, default=None)
-
-    def _lag(self, step: WatchedStep) -> int | None:
-        """Return how many versions behind what was sent the oldest engine is."""
-        versions = [version for _, version in step.engines if version is not None]
-        return max(0, max(step.sent) - min(versions)) if versions and step.sent else None
 
     def _record(self) -> None:
         """Hand the numbers of finished steps to the monitor, in the thread of the training."""
