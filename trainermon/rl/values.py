@@ -13,8 +13,9 @@ class Verdict(TextEnum):
     """The verdict on a step.
 
     `consistent`: the two agree, and the weights are known to be the same or the difference is below what rounding
-    was measured to give. `noise`: no more than rounding and kernels may give. `policy differs`: the engine samples from another policy.
-    `bookkeeping`: what was logged is not what was sampled from. `not comparable`: tokens are missing or others.
+    was measured to give. `noise`: no more than rounding and kernels may give. `policy differs`: the engine samples
+    from another policy. `bookkeeping`: what was logged is not what was sampled from. `not comparable`: tokens are
+    missing or others.
     """
 
     CONSISTENT = "consistent"
