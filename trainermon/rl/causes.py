@@ -330,18 +330,14 @@ def _one_engine(case: Case) -> Iterator[FoundCause]:
     for part in parts:
         others = [other for other in parts if other is not part]
         usual = float(np.median([other.mean_abs for other in others]))
+        of_part = np.array([key == (part.engine, part.version) for key in case.sampled_by], dtype=bool)
         is_above = part.mean_abs > case.limits.engine_factor * usual
-        if is_above and (part.mean_abs > noise or _stands_out(case, _sampled_by(case, part))):
+        if is_above and (part.mean_abs > noise or _stands_out(case, of_part)):
             yield FoundCause(
                 cause=Cause.ONE_ENGINE,
                 evidence=f"mean |Δ| {part.mean_abs:.3g} in {part.engine}, {usual:.3g} in the others",
                 advice=f"compare {part.engine} with the others: its weights' version, its restart, its options",
             )
-
-
-def _sampled_by(case: Case, part: EnginePart) -> Flags:
-    """Return which sequences an engine sampled."""
-    return np.array([key == (part.engine, part.version) for key in case.sampled_by], dtype=bool)
 
 
 def _stands_out(case: Case, some: Flags) -> bool:
