@@ -256,23 +256,30 @@ def test_a_tensor_that_cannot_be_saved_keeps_its_statistics(tmp_path):
     assert not list((tmp_path / "dump_tensor_data").iterdir())
 
 
+class Hollow(torch.Tensor):
+    """A tensor whose elements cannot be reached."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (2,))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        raise RuntimeError("there is nothing in it")
+
+
 def test_a_tensor_without_statistics_costs_only_its_own(tmp_path):
     writer = DumpWriter(tmp_path, DumpInfo())
     leaves = []
-
-    def mapped(row):  # its elements cannot be reached
-        forms = [encode(row, "input.0", leaves), encode(torch.full((2,), 5.0), "input.1", leaves)]
-        writer.record(KEY, leaves)
-        writer.add(KEY, {"input_args": forms, "input_kwargs": {}, "output": []})
-        return row
-
-    torch.vmap(mapped)(torch.ones(3, 2))
+    forms = [encode(Hollow(), "input.0", leaves), encode(torch.full((2,), 5.0), "input.1", leaves)]
+    writer.record(KEY, leaves)
+    writer.add(KEY, {"input_args": forms, "input_kwargs": {}, "output": []})
 
     info = writer.close()
 
     (entry,) = read_dump(tmp_path).entries
     assert [(record.shape, record.max) for record in entry.inputs] == [((2,), None), ((2,), 5.0)]
-    assert (info.errors, info.first_error != "") == (1, True)
+    assert (info.errors, info.first_error != "", info.complete) == (1, True, False)
 
 
 def test_a_dump_in_the_place_of_another_one_has_its_own_tensors(tmp_path):

@@ -239,7 +239,7 @@ class DumpWriter:
             self.info = dataclasses.replace(
                 self.info,
                 **changes,
-                complete=True,
+                complete=not self.info.errors,
                 bytes_written=self.bytes_written,
                 over_quota=self._tensors.over_quota,
             )

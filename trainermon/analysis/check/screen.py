@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from trainermon.accuracy.judge import WRITTEN, Judgement, Status
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon.dump.files.reader import gap_notes
 
 MAX_BLAMED = 10
 MAX_REASONS = 6
@@ -50,6 +52,7 @@ def _counted(calls: Sequence[CheckedCall]) -> str:
 def _lines(check: CallsCheck) -> Iterator[str]:
     yield check.source + (f" against {check.reference}" if check.reference != "cpu" else "")
     yield f"  {headline(check)}"
+    yield from (f"  {note}" for note in gap_notes(Path(check.source)))
     for status in (Status.ERROR, Status.WARNING):
         calls = check.of(status)
         for call in calls[:MAX_BLAMED]:

@@ -304,7 +304,7 @@ def _replay_of(dump: Dump | None) -> str:
         return dump.info.aborted
     if dump.nonfinite and not dump.info.lost_nonfinite:
         return "nonfinite"
-    return "clean" if dump.info.complete else "unfinished"
+    return "unfinished" if dump.info.cut_off else "clean"
 
 
 def _count_bad(evidence: StepEvidence, kind: Kind) -> Counter[int]:
@@ -341,7 +341,7 @@ def _consequences(evidence: StepEvidence, bad: set[int], phase: FaultPhase = Fau
 def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
     """Return a diagnosis from stored statistics: no replay was made, or none shows the fault."""
     started = [entry for entry in evidence.dumps if entry.dump.info.replay]
-    replayed = [entry for entry in started if entry.dump.info.complete and not entry.dump.info.aborted]
+    replayed = [entry for entry in started if not (entry.dump.info.cut_off or entry.dump.info.aborted)]
     cut = sorted({entry.rank for entry in started} - {entry.rank for entry in replayed})
     replayed = [entry for entry in replayed if not entry.dump.nonfinite or entry.dump.info.lost_nonfinite]
     handed_on = {entry.rank for entry in started} - {entry.rank for entry in replayed} - {*cut}
@@ -485,7 +485,7 @@ def _dump_source(entry: RankDump) -> str:
     words = [f"{'replay' if info.replay else 'dump'} of rank {entry.rank}: {entry.path}"]
     if info.replay:
         words.append(counted(info.micro_steps, "micro step"))
-    if not info.complete:
+    if info.cut_off:
         words.append("cut off")
     if info.errors:
         words.append(f"{info.errors} entries lost ({info.first_error})")

@@ -21,7 +21,7 @@ from trainermon.analysis.graph.nesting import nest_by_stack
 from trainermon.analysis.graph.tree import GraphNode, GraphTree, build_tree, number_nodes
 from trainermon.analysis.graph.union import join_trees
 from trainermon.core.errors import DumpError
-from trainermon.dump.files.reader import read_stacks
+from trainermon.dump.files.reader import gap_notes, read_stacks
 from trainermon.dump.files.sources import Sources, read_sources
 
 WHOLE_MODEL = "model"
@@ -193,7 +193,8 @@ def _alone(place: DumpLocation, *, by_stack: bool, alike: AlikeTrees | None) -> 
             nest_by_stack(root, read_stacks(place.directory))
         tree = number_nodes(root)
     found = judge_alone(tree, place.directory)
-    return DumpGraph(_label(place), place.directory, tree, found, None, place.step, place.rank)
+    graph = DumpGraph(_label(place), place.directory, tree, found, None, place.step, place.rank)
+    return graph._replace(remarks=gap_notes(place.directory))
 
 
 def _whole(place: DumpLocation, *, by_stack: bool) -> DumpGraph:

@@ -150,6 +150,29 @@ def _load_raw(directory: Path) -> RawDump:
     raise DumpError(f"{directory} holds no dump: expected {DUMP_FILE}, or {PARTIAL_FILE} of a killed process")
 
 
+def gap_notes(*directories: Path) -> tuple[str, ...]:
+    """Return a sentence for each of these dumps that is not whole: it is cut off, or entries or files were lost.
+
+    Of a dump whose info says nothing, as msprobe's, there is nothing to say. Reads no entries.
+    """
+    return tuple(note for directory in directories for note in _gaps_of(directory))
+
+
+def _gaps_of(directory: Path) -> Iterator[str]:
+    partial = directory / PARTIAL_FILE
+    try:
+        info = _load_json(directory / INFO_FILE) if (directory / DUMP_FILE).is_file() else {}
+        is_cut = partial.is_file() and (not info or partial.stat().st_size > info.get(LINES_BYTES, math.inf))
+        num_errors = info.get("errors")
+    except (AttributeError, DumpError, OSError, *_MALFORMED):
+        return  # whoever reads its entries says what is wrong
+    if is_cut:
+        yield f"{directory} is cut off: its process ended in the middle of the step, and what came after is missing"
+    if isinstance(num_errors, int) and num_errors > 0:
+        lost = "1 error cost entries or files" if num_errors == 1 else f"{num_errors:,} errors cost entries or files"
+        yield f"{directory} is not whole: {lost}; the first: {info.get('first_error')}"
+
+
 def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
     """Return, by a call's key, the lines of the script that made it, innermost first; empty where none were dumped.
 

@@ -174,7 +174,7 @@ class DumpInfo:
         uncovered: Which micro steps were not replayed, or why the replay was given up.
         absent: What the step had that no replay contains, each in words that follow "of".
         aborted: `refused` or `failed` if a replay was given up before its end; "".
-        complete: False: the writer was killed.
+        complete: False: the writer was killed, or lost an entry or a file to an error.
         bytes_written: Bytes of lines and tensors.
         over_quota: Number of tensors that were not written for lack of quota.
         errors: Number of entries that were lost to an error.
@@ -220,6 +220,11 @@ class DumpInfo:
     notes: tuple[str, ...] = ()
     skipped_steps: int = 0
     layout: RankLayout = dataclasses.field(default_factory=RankLayout)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the process ended before the dump did."""
+        return not self.complete and not self.errors
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
