@@ -238,6 +238,8 @@ def _blocks(starts: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[t
 def _numpy_sums(one: Raw, other: Raw, ours: str, theirs: str) -> PairSums:
     """Return the sums over two short arrays of any dtypes; of complex numbers, real and imaginary parts count alike."""
     numbers_a, numbers_b = numbers(one, ours), numbers(other, theirs)
+    if np.iscomplexobj(numbers_a) or np.iscomplexobj(numbers_b):
+        numbers_a, numbers_b = numbers_a.astype(np.complex128), numbers_b.astype(np.complex128)
     if ours == theirs:
         unequal = np.frombuffer(one.tobytes(), np.uint8) != np.frombuffer(other.tobytes(), np.uint8)
         unequal = unequal.reshape(len(one), -1).any(axis=1)

@@ -246,13 +246,18 @@ class _InertUnpickler(pickle.Unpickler):
             if len(self._stand_ins) >= _MAX_NAMES:
                 raise pickle.UnpicklingError(f"the pickle names more than {_MAX_NAMES:,} classes")
             known = self._builders.get(full) or _PLAIN.get(full)
-            known = known or _Sealed("InertObject", (InertObject,), {"__slots__": (), "name": full})
+            known = known or inert_class(full)
             self._stand_ins[full] = known
         return known
 
     def persistent_load(self, pid: Any) -> Any:
         """Return what the caller makes of a reference out of the pickle."""
         return self._persistent(pid)
+
+
+def inert_class(name: str) -> Any:
+    """Return a class of `InertObject`s that have this name."""
+    return _Sealed("InertObject", (InertObject,), {"__slots__": (), "name": name})
 
 
 def _nothing_outside(_: Any) -> NoReturn:

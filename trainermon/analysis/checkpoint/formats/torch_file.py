@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainermon.analysis.checkpoint.formats.inert import MAX_PICKLE_BYTES, Builder, brief, plain, unpickle
+from trainermon.analysis.checkpoint.formats.inert import (
+    MAX_PICKLE_BYTES,
+    Builder,
+    InertObject,
+    brief,
+    inert_class,
+    plain,
+    unpickle,
+)
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
 from trainermon.analysis.checkpoint.formats.zip_records import ZipRecord, content_start, zip_records
 from trainermon.analysis.checkpoint.pieces import StoredArray
@@ -64,12 +72,24 @@ def _typed(name: str) -> Mapping[str, str]:
     return {"storage type": name}
 
 
-def _view(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> View:
+def _view(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> View | InertObject:
+    if isinstance(storage, InertObject):
+        return storage
     return _checked(View(storage, storage.dtype, offset, tuple(shape), tuple(strides)), rest[2:])
 
 
-def _typed_view(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> View:
-    """Return a view whose storage is bytes: dtypes that have no storage of their own."""
+def _unread(name: str) -> InertObject:
+    unread: InertObject = inert_class(f"torch._rebuild_{name.rpartition('.')[2]}")()
+    return unread
+
+
+def _typed_view(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> View | InertObject:
+    """Return a view whose storage is bytes: dtypes that have no storage of their own.
+
+    Of a dtype that is not known here, what stands for a tensor that is not read.
+    """
+    if not isinstance(rest[2], str):
+        return _unread(rest[2].name)
     dtype = str(rest[2]).removeprefix("torch.")
     size = storage_dtype(dtype).itemsize
     retyped = Storage(storage.key, dtype, storage.num_elements // size)
@@ -99,7 +119,10 @@ def _from_type(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
     return function(*arguments)
 
 
-def _storage(kind: str, storage_type: Any, key: Any, _: Any, num_elements: Any, *__: Any) -> Storage:
+def _storage(kind: str, storage_type: Any, key: Any, _: Any, num_elements: Any, *__: Any) -> Storage | InertObject:
+    """Return a block of elements; of a dtype that is not known here, what stands for a tensor that is not read."""
+    if kind == "storage" and isinstance(storage_type, type) and issubclass(storage_type, InertObject):
+        return _unread(storage_type.name)
     if kind != "storage" or not isinstance(storage_type, Mapping) or type(num_elements) is not int:
         raise pickle.UnpicklingError("a reference to something that is no storage")
     return Storage(str(key), storage_type["storage type"], num_elements)
@@ -240,8 +263,12 @@ class AlikeParts:
 
 
 def _unpickled(data: bytes, path: Path, places: _Places) -> Any:
-    def at_place(build: Callable[..., View]) -> Builder:
-        return Builder(lambda *arguments: places.stored(build(*arguments)))
+    def at_place(build: Callable[..., View | InertObject]) -> Builder:
+        def placed(*arguments: Any) -> StoredArray | InertObject:
+            view = build(*arguments)
+            return places.stored(view) if isinstance(view, View) else view
+
+        return Builder(placed)
 
     views = {
         "torch._utils._rebuild_tensor": at_place(_view),

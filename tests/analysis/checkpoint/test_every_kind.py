@@ -1,0 +1,43 @@
+"""Checkpoints with tensors of every dtype and layout: a change is found, or the tensor is said not to be read."""
+
+import pytest
+import torch
+
+from tests.tensor_kinds import DAMAGES, every_kind, numbers, unchanged_by
+from trainermon.analysis.checkpoint.comparison import compare_checkpoints
+from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.analysis.checkpoint.verdicts import SAME
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: quantized, sparse and masked tensors may change
+
+
+_NARROW = {f"{sign}{bits}" for sign in ("int", "uint") for bits in range(1, 8)}  # torch saves them and cannot load them
+
+
+def kinds(values):
+    return {name: tensor for name, tensor in every_kind(values).items() if name not in _NARROW}
+
+
+def written(folder, name, values):
+    torch.save(kinds(values), folder / f"{name}.pt")
+    return folder / f"{name}.pt"
+
+
+def test_every_kind_is_read_or_named(tmp_path):
+    found = open_checkpoint(written(tmp_path, "sound", numbers()))
+
+    named = {name.partition(" (")[0] for name in found.unread}
+    assert set(found.tensors) | named == set(kinds(numbers()))
+    assert not set(found.tensors) & named
+    assert f"{len(named)} tensors are not read" in " ".join(found.all_notes())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_damage_is_equal(tmp_path, damage):
+    sound = open_checkpoint(written(tmp_path, "sound", numbers()))
+    other = open_checkpoint(written(tmp_path, "other", DAMAGES[damage](numbers())))
+
+    found = compare_checkpoints(other, sound)
+
+    equal = {weight.name for weight in found.tensors if weight.verdict in SAME}
+    assert equal == unchanged_by(damage) & set(sound.tensors)
