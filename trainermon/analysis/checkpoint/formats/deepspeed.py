@@ -40,6 +40,7 @@ from trainermon.core.errors import CheckpointError
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:[a-z0-9]+_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}  # DeepSpeed's own names
 _TRACKERS = ("latest", "latest_universal")
 _NO_TENSORS = ("module", "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
 UNIVERSAL = "zero"
@@ -227,6 +228,7 @@ def _stage(parts: ZeroParts) -> int:
         )
     stage, counts = parts.optimizers[0].get("zero_stage"), parts.optimizers[0].get("partition_count")
     number = stage.arguments[0] if isinstance(stage, InertObject) and stage.arguments else stage
+    number = _STAGES.get(number, number) if isinstance(number, str) else number
     expected = max(counts, default=0) if isinstance(counts, list) else counts
     if number not in (1, 2, 3) or expected != len(parts.optimizers):
         raise CheckpointError(

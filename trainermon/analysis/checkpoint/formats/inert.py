@@ -212,7 +212,15 @@ def _reconstructed(kind: Any, *_: Any) -> InertObject:
     return InertObject.__new__(kind if isinstance(kind, type) and issubclass(kind, InertObject) else InertObject)
 
 
+def _attribute(owner: Any, name: Any) -> InertObject:
+    """Return the stand-in of an enumeration's member, which Python 3.11.0 to 3.11.3 pickle by its name."""
+    is_member = isinstance(owner, type) and issubclass(owner, InertObject)
+    found: InertObject = owner(name) if is_member else inert_class("builtins.getattr")(owner, name)
+    return found
+
+
 _PLAIN = {
+    "builtins.getattr": Builder(_attribute),
     "collections.OrderedDict": Builder(_mapping),
     "collections.defaultdict": Builder(_mapping),
     "collections.Counter": Builder(_mapping),
