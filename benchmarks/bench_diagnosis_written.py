@@ -35,7 +35,7 @@ class Mistake(NamedTuple):
         family: Which model.
         verdict: The verdict.
         phase: The part of the step; "" where no value is bad.
-        modules: Modules of which one must be named, or be among three candidates; empty: none may be.
+        modules: One of these modules must be named, first or among the first three; empty: any will do.
         where: Path of the module that makes the mistake; "": the script does.
     """
 

@@ -1,4 +1,4 @@
-"""Which rollouts there are: faults with what is to be said of each, and sound ones, of which nothing is.
+"""The rollouts: faults, each with the causes that would be right, and sound ones, which must raise nothing.
 
 The tuned half is what rules were chosen on; the held-back half was written at the same time and run when the rules were
 done, with other strengths, seeds and families.
@@ -21,7 +21,7 @@ class RolloutCase:
         name: Of the case.
         fault: What goes wrong, or is unusual; empty: nothing.
         strength: Of the fault, where it has one.
-        causes: Any of which is right; none: nothing may be raised.
+        causes: Each of them is a right answer; if empty, nothing may be raised.
         begins: The first step with the fault.
         steps: How many steps there are.
         told: What the watch is told beside ids, masks and log-probabilities: digests, prompts, experts, again.

@@ -19,7 +19,7 @@ HELD_BACK_FAMILIES = ("lstm", "convolution", "deep", "single expert")
 
 @dataclasses.dataclass(slots=True)
 class Memory:
-    """What a policy remembers of the tokens before: tensors `[N, …]`, some of which grow; none is ever written to.
+    """What a policy remembers of earlier tokens: tensors `[N, …]`. Some are replaced by longer ones; none is changed.
 
     `experts` are the first experts of the token that came last, `[N, layers]`; empty of a model without experts.
     """

@@ -1,8 +1,10 @@
 """The examples in every `--help`: all are understood, and all that need no server are run as they stand there."""
 
 import json
+import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,7 @@ def test_an_example_is_understood(line):
 )
 def test_an_example_runs_as_it_is_shown(line, workplace, monkeypatch, capfd):
     monkeypatch.chdir(workplace)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # with `python`, as in a venv
 
     status = main(shlex.split(line)[1:])
 

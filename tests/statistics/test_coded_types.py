@@ -6,6 +6,7 @@ import torch
 
 from tests.statistics.numpy_moments import assert_moments
 from tests.tensor_kinds import all_dtypes, cast, every_kind, numbers
+from trainermon.statistics import fallback, kernel
 from trainermon.statistics.layout import CODED, decoded, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: quantized, sparse and masked tensors may change
@@ -86,3 +87,27 @@ def test_inside_vmap_and_grad_the_whole_batch_is_read(rows_of, in_dims):
 
     [row] = rows_of(found)
     assert_moments(row, whole.double().numpy().ravel())
+
+
+@pytest.mark.parametrize("moments", [kernel.moments, fallback.moments], ids=["kernel", "fallback"])
+@pytest.mark.parametrize(
+    "transform", [lambda look: look, torch.func.grad, torch.func.vmap], ids=["none", "grad", "vmap"]
+)
+def test_rows_from_outside_are_written_whole_within_transforms(moments, transform):
+    """Also of tensors that are not simply dense, of which a row is written in several steps."""
+    whole, out = torch.randn(6, 4), torch.full((3, 8), -1.0, dtype=torch.float64)
+
+    def look(part):
+        moments([part, part.unsqueeze(0).expand(5, *part.shape), part.abs().clamp(0.5)[..., ::2]], out)
+        return part.sum()
+
+    transform(look)(whole)
+
+    numbers = whole.double().numpy()
+    expected = [
+        numbers.ravel(),
+        np.tile(numbers.ravel(), 5),
+        np.clip(np.abs(whole.numpy()), 0.5, None)[..., ::2].ravel(),
+    ]
+    for row, values in zip(out, expected, strict=True):
+        assert_moments(row, values.astype(np.float64))

@@ -46,6 +46,7 @@ class Limits:
         hidden_factor: In place of a smaller factor, where the mean |Δ| is no more than noise.
         hidden_score: Standard errors between two sets of sequences, where it is no more than noise.
         hidden_routing: Share of the mean |Δ| that tokens of other experts must add, where it is no more than noise.
+        hidden_experts: Share of the tokens that they must be there; rounding alone turns 3 %.
     """
 
     min_sequences: int = 64
@@ -70,6 +71,7 @@ class Limits:
     hidden_factor: float = 1.5
     hidden_score: float = 5.0
     hidden_routing: float = 0.25
+    hidden_experts: float = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,11 +425,12 @@ def _routing(case: Case) -> Iterator[FoundCause]:
     size = np.abs(case.tokens.train - case.tokens.rollout)
     where, elsewhere = _means(size, differ, ~differ)
     added = (case.measures.mean_abs - elsewhere) / case.measures.mean_abs if case.measures.mean_abs else 0.0
-    is_seen = not case.is_noise or added > case.limits.hidden_routing
-    if where > case.limits.routing_factor * elsewhere and is_seen:
+    limits, share = case.limits, case.measures.experts_differ
+    is_seen = not case.is_noise or (added > limits.hidden_routing and share > limits.hidden_experts)
+    if where > limits.routing_factor * elsewhere and is_seen:
         yield FoundCause(
             cause=Cause.ROUTING,
-            evidence=f"{case.measures.experts_differ:.1%} of the tokens go to another first expert; mean |Δ| "
+            evidence=f"{share:.1%} of the tokens go to another first expert; mean |Δ| "
             f"{where:.3g} there and {elsewhere:.3g} elsewhere",
             advice="replay the engine's routing in the trainer, or compute router logits in float32 on both sides",
         )

@@ -18,6 +18,7 @@ from trainermon.statistics.layout import (
     PLAIN_TYPES,
     OtherDeviceError,
     no_memory,
+    outside_transforms,
     plain,
     runs,
     untransformed,
@@ -139,7 +140,8 @@ class _MomentsKernel:
             raise no_memory(tensors[missing - 1])
         for row, elements, was_dense in others:
             if not was_dense:
-                self._write_row(elements, out, row)
+                with outside_transforms():
+                    self._write_row(elements, out, row)
 
     def _pack_dense(self, tensors: Sequence[Tensor]) -> bytes | None:
         """Return address, count and kind of each tensor, packed; None if one needs a closer look.

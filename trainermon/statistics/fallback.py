@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainermon.core.values import NO_ELEMENTS, Moments
-from trainermon.statistics.layout import OtherDeviceError, no_memory, plain, runs, stored_elements
+from trainermon.statistics.layout import OtherDeviceError, no_memory, outside_transforms, plain, runs, stored_elements
 from trainermon.statistics.merge import NUM_STATISTICS, merge_rows
 
 # Elements per chunk. An accelerator wants few launches, and each temporary is 8 MiB then; a CPU makes several passes
@@ -35,8 +35,9 @@ def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
     for tensor in tensors:
         if tensor.device != out.device:
             raise OtherDeviceError(tensor.device, out.device)
-    for row, tensor in enumerate(tensors, start=first_row):
-        out[row] = row_of(plain(tensor))
+    for row, tensor in enumerate(map(plain, tensors), start=first_row):
+        with outside_transforms():
+            out[row] = row_of(tensor)
 
 
 def row_of(elements: Tensor) -> Tensor:

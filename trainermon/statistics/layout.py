@@ -12,6 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ PLAIN_TYPES = {Tensor, torch.nn.Parameter}
 # Whether a tensor wraps another one inside a function transform; and that other one.
 _is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 _behind: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
-
+# Inside a function transform torch changes no tensor from outside in place; rows are such ones.
+outside_transforms: Callable[[], AbstractContextManager[None]] = torch._C._DisableFuncTorch
 
 _FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)
 _QUANTIZED = frozenset([torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4])

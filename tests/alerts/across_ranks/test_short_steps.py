@@ -1,4 +1,4 @@
-"""Stragglers on steps of milliseconds: what a scheduler does to them is no trait of a rank."""
+"""On steps of milliseconds a scheduler makes any rank late now and then: none is called a straggler for it."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ HARMLESS = [
     'raise KeyError("missing")',
     'tokenizer.pad_token = "<|endoftext|>"',
     'token = os.environ["HF_TOKEN"]',
+    'token = path.read_text(encoding="utf-8", errors="replace")',
     'token = os.environ.get("HF_TOKEN")',
     'def forward(self, key: Tensor, token_ids, mode="max"): return "it"',
     '"""Args:\n    key: of shape (B, T)\n    token: the one that follows\n"""',

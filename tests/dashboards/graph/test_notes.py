@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Position, Route, expect
 
-from tests.analysis.graph.test_notes import write_renamed
+from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.dashboards.conftest import READY_MS
 from tests.dashboards.graph.conftest import OpenGraph
 from trainermon.analysis.graph.meetings import NO_MEETINGS
@@ -27,9 +27,20 @@ CHANGE = '{"before": {}, "after": {"notes": {"a": "b"}}}'
 HOSTILE = "<img src=x onerror=\"document.title='1'\">"
 
 
+def _write_unlike(folder: Path) -> tuple[Path, Path]:
+    """Write two dumps, of which the golden one has two layers where the other has one: nothing tells which it is."""
+    for side, names in (("target", ["fc1"]), ("golden", ["dense", "gate"])):
+        layers = {
+            f"Module.{name}.Linear.forward.0": forward(tensor(value=1.0), output=tensor(value=2.0)) for name in names
+        }
+        head = {"Module.head.Linear.forward.0": forward(tensor(value=2.0), output=tensor(value=3.0))}
+        write_dump(folder / side / "step0" / "rank0", layers | head)
+    return folder / "target", folder / "golden"
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[GraphServer]:
-    target, golden = write_renamed(tmp_path)
+    target, golden = _write_unlike(tmp_path)
     graphs = list(read_graphs(target, golden))
     ranks = [draw_rank(graph, BESIDE, len(graphs), served=True) for graph in graphs]
     details = [details_of(graph) for graph in graphs]

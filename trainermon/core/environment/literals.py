@@ -27,6 +27,7 @@ _OF_METHOD = re.compile(
     r"\.(?:replace|r?split|[lr]?strip|remove(?:prefix|suffix)|startswith|endswith|join|format|encode|decode)"
     r"\([^()]*\Z"
 )
+_OF_TEXT = re.compile(r"\b(?:encoding|errors|newline|mode)\s*=\s*\Z")  # how a file is read, which holds the secret
 _OPTION = re.compile(r"add_(?:argument|option)\(\s*(?:\"-\w\"|'-\w')?,?\s*\Z")
 _BEFORE = 80
 
@@ -125,7 +126,7 @@ class _Masking:
     def _is_value(self, content: str, before: str, reach: _Reach) -> bool:
         if not content or (is_small(content) and not reach.is_strong):
             return False
-        if _SUBSCRIPT.search(before) or _OF_METHOD.search(before):
+        if any(pattern.search(before) for pattern in (_SUBSCRIPT, _OF_METHOD, _OF_TEXT)):
             return False
         is_argument = before.rstrip().endswith(("(", ",")) and self._depth > reach.depth
         return not (is_argument and _CONSTANT.fullmatch(content) and is_secret_name(content))

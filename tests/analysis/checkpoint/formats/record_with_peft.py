@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Block(nn.Module):
-    """Two products, the second of which brings back the width."""
+    """Two linear layers: one widens, the other narrows again."""
 
     def __init__(self):
         super().__init__()
