@@ -73,10 +73,13 @@ def test_a_cache_that_is_stale_is_found_below_the_floor_by_the_prompts_that_were
         noise = np.random.default_rng(seed).normal(0, 0.003, step.train.shape)
         step.train = np.where(known[:, None], step.train, step.rollout + noise)
 
-        report = step.report(floor=dataclasses.replace(TABLE, mean_abs=0.3), known=known)
+        size = np.abs(step.train - step.rollout)[known].mean()
+
+        report = step.report(floor=dataclasses.replace(TABLE, mean_abs=2 * size), known=known)
 
         assert [str(cause.cause) for cause in report.causes] == ["stale cache"]
         assert step.report(floor=TABLE, known=~known).causes == ()
+        assert step.report(floor=dataclasses.replace(TABLE, mean_abs=10 * size), known=known).causes == ()
 
 
 def test_sequences_that_are_nearly_certain_do_not_accuse_the_engine_of_the_others():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from trainermon.rl.measures import PolicyMeasures, measure
+from trainermon.rl.measures import PolicyMeasures, measure, welch
 from trainermon.rl.tokens import Flags, Floats, Integers, Tokens
 from trainermon.rl.values import Cause, EnginePart, Floor, FoundCause, Sampling, WeightCheck
 
@@ -45,6 +45,7 @@ class Limits:
         routing_factor: By how much mean |Δ| is larger where routed experts differ.
         hidden_factor: In place of a smaller factor, where the mean |Δ| is no more than noise.
         hidden_score: Standard errors between two sets of sequences, where it is no more than noise.
+        hidden_size: How much of the floor such a set's mean |Δ| must be; less is what any rounding does.
         hidden_routing: Share of the mean |Δ| that tokens of other experts must add, where it is no more than noise.
         hidden_experts: Share of the tokens that they must be there; rounding alone turns 3 %.
     """
@@ -70,6 +71,7 @@ class Limits:
     routing_factor: float = 2.0
     hidden_factor: float = 1.5
     hidden_score: float = 5.0
+    hidden_size: float = 0.25
     hidden_routing: float = 0.25
     hidden_experts: float = 0.05
 
@@ -356,17 +358,10 @@ def _stands_out(case: Case, some: Flags) -> bool:
     if len(some) != len(counts):
         return False
     relative = sizes / np.maximum(doubts, 1e-3 * np.maximum(counts, 1.0))
-    mean, usual, score = _welch(relative[some & (counts > 0)], relative[~some & (counts > 0)])
-    return mean > case.limits.hidden_factor * usual and score > case.limits.hidden_score
-
-
-def _welch(some: Floats, others: Floats) -> tuple[float, float, float]:
-    """Return both means and how many standard errors are between; NaN where either has fewer than three."""
-    if min(len(some), len(others)) < 3:
-        return math.nan, math.nan, math.nan
-    error = math.sqrt(some.var(ddof=1) / len(some) + others.var(ddof=1) / len(others))
-    between = float(some.mean() - others.mean())
-    return float(some.mean()), float(others.mean()), between / error if error else math.nan
+    mean, usual, score = welch(relative[some & (counts > 0)], relative[~some & (counts > 0)])
+    limits = case.limits
+    is_small = sizes[some].sum() <= limits.hidden_size * case.floor.mean_abs * counts[some].sum()
+    return not is_small and mean > limits.hidden_factor * usual and score > limits.hidden_score
 
 
 def _stale_cache(case: Case) -> Iterator[FoundCause]:
@@ -407,7 +402,7 @@ def _by_prompt(case: Case, size: Floats) -> tuple[float, float, float]:
     if known is None or len(known) != len(counts):
         return math.nan, math.nan, math.nan
     means = np.bincount(case.tokens.sequence, size, minlength=len(counts)) / np.maximum(counts, 1)
-    return _welch(means[known & (counts > 0)], means[~known & (counts > 0)])
+    return welch(means[known & (counts > 0)], means[~known & (counts > 0)])
 
 
 def _cache(evidence: str) -> FoundCause:

@@ -210,3 +210,12 @@ def _best_lag(tokens: Tokens) -> tuple[int, float]:
     if math.isnan(before) or math.isnan(after):
         return 0, math.nan
     return (1, before) if before >= after else (-1, after)
+
+
+def welch(some: Floats, others: Floats) -> tuple[float, float, float]:
+    """Return both means and how many standard errors are between; NaN where either has fewer than three."""
+    if min(len(some), len(others)) < 3:
+        return math.nan, math.nan, math.nan
+    error = math.sqrt(some.var(ddof=1) / len(some) + others.var(ddof=1) / len(others))
+    between = float(some.mean() - others.mean())
+    return float(some.mean()), float(others.mean()), between / error if error else math.nan
