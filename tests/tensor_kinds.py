@@ -5,7 +5,15 @@ import warnings
 import torch
 from torch.masked import masked_tensor
 
+
+def _one_element(numbers):
+    changed = numbers.clone()
+    changed[0, 0] = 5.0
+    return changed
+
+
 DAMAGES = {
+    "one element": _one_element,
     "zeroed": lambda numbers: numbers * 0,
     "negated": lambda numbers: -numbers,
     "scaled": lambda numbers: numbers * 0.7,
@@ -66,6 +74,12 @@ def every_kind(values):
         warnings.simplefilter("ignore")
         found = {str(dtype).removeprefix("torch."): cast(values, dtype) for dtype in all_dtypes()}
         return found | {name: make(values) for name, make in LAYOUTS.items()}
+
+
+def saved_kinds(values):
+    """Return those of `every_kind` that `torch.save` takes: not the integers of less than a byte."""
+    narrow = {f"{sign}{bits}" for sign in ("int", "uint") for bits in range(1, 8)}
+    return {name: tensor for name, tensor in every_kind(values).items() if name not in narrow}
 
 
 def unchanged_by(damage):

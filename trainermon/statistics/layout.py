@@ -86,6 +86,21 @@ def readable(tensor: Tensor) -> Tensor:
     return decoded(tensor) if tensor.dtype in CODED else tensor
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Return a `readable` tensor with an element in memory for each position, zeros of a sparse one among them.
+
+    Raises:
+        RuntimeError: torch cannot read the tensor (its own error).
+    """
+    tensor = readable(tensor.detach())
+    if tensor.layout is torch.strided:
+        return tensor
+    try:
+        return tensor.to_dense()
+    except RuntimeError:  # not all types can be laid out as they are
+        return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).to_dense()
+
+
 def untransformed(tensor: Tensor) -> Tensor:
     """Return the tensor in memory that stands behind one inside torch.func's vmap or grad; others as they are. 0.1 us.
 

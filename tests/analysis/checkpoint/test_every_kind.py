@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.tensor_kinds import DAMAGES, every_kind, numbers, unchanged_by
+from tests.tensor_kinds import DAMAGES, numbers, saved_kinds, unchanged_by
 from trainermon.analysis.checkpoint.comparison import compare_checkpoints
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.verdicts import SAME
@@ -11,15 +11,8 @@ from trainermon.analysis.checkpoint.verdicts import SAME
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: quantized, sparse and masked tensors may change
 
 
-_NARROW = {f"{sign}{bits}" for sign in ("int", "uint") for bits in range(1, 8)}  # torch saves them and cannot load them
-
-
-def kinds(values):
-    return {name: tensor for name, tensor in every_kind(values).items() if name not in _NARROW}
-
-
 def written(folder, name, values):
-    torch.save(kinds(values), folder / f"{name}.pt")
+    torch.save(saved_kinds(values), folder / f"{name}.pt")
     return folder / f"{name}.pt"
 
 
@@ -27,7 +20,7 @@ def test_every_kind_is_read_or_named(tmp_path):
     found = open_checkpoint(written(tmp_path, "sound", numbers()))
 
     named = {name.partition(" (")[0] for name in found.unread}
-    assert set(found.tensors) | named == set(kinds(numbers()))
+    assert set(found.tensors) | named == set(saved_kinds(numbers()))
     assert not set(found.tensors) & named
     assert f"{len(named)} tensors are not read" in " ".join(found.all_notes())
 

@@ -105,7 +105,8 @@ def test_no_damage_passes(dumps, damage):
     (comparison,) = compare(folders[damage], folders["sound"])
 
     found = results(comparison)
-    assert {name for name, result in found.items() if PASS in result} == unchanged_by(damage)
+    within_rounding = {"float4_e2m1fn_x2"} if damage == "one element" and task == "tensor" else set()
+    assert {name for name, result in found.items() if PASS in result} == unchanged_by(damage) | within_rounding
     if task != "statistics":
         assert not any(NOT_COMPARED in result for result in found.values())
     assert set().union(*found.values()) <= {ERROR, WARNING, PASS, NOT_COMPARED}

@@ -292,14 +292,9 @@ def _load(path: Path) -> Any:
 
 def _numbers(tensor: Any) -> Any:
     """Return a dense tensor of a dtype that torch computes with; None if it cannot make one of it."""
-    import torch
-
-    from trainermon.statistics.layout import readable
+    from trainermon.statistics.layout import dense
 
     try:
-        tensor = readable(tensor)
-        if tensor.layout is not torch.strided:  # not all types can be laid out as they are
-            tensor = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).to_dense()
-        return tensor.resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
+        return dense(tensor).resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
     except (RuntimeError, TypeError):
         return None

@@ -16,7 +16,7 @@ from trainermon.analysis.tensor.convert import FORMATS, convert, destination
 from trainermon.analysis.tensor.difference import DIFF_HEAD, TensorDiff, diff_row, diff_tensors, render_diff
 from trainermon.analysis.tensor.dtypes import DTYPES
 from trainermon.analysis.tensor.extremes import largest, largest_differences
-from trainermon.analysis.tensor.files import StoredTensor
+from trainermon.analysis.tensor.files import StoredTensor, UnreadTensor
 from trainermon.analysis.tensor.histogram import histogram, render_histogram, render_svg
 from trainermon.analysis.tensor.index import parse_index
 from trainermon.analysis.tensor.profile import profile
@@ -28,6 +28,7 @@ from trainermon.analysis.tensor.show import (
     render_extremes,
     render_profile,
     render_rows,
+    unread_row,
 )
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.escapes import printable
@@ -112,12 +113,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> None:
-    only = None if args.nonfinite or not any(args.tensor.files()) else list(islice(args.tensor.tensors(), 2))
-    if only is None or len(only) > 1:
+    if args.nonfinite or not any(args.tensor.files()) or args.tensor.is_several():
         _refuse_index(args)
         _print_list(_list_rows(args.tensor, only_bad=args.nonfinite), args)
         return
-    tensor = only[0]
+    tensor = args.tensor.one()
     part = parse_index(args.index, tensor.shape) if args.index else None
     found = profile(tensor, part)
     if args.json:
@@ -137,7 +137,10 @@ def _list_rows(target: TensorSelector, *, only_bad: bool) -> Iterator[tuple[tupl
     for name, record in records:
         if record.nonfinite or not only_bad:
             yield record_row(name, record), {**as_plain(record), "label": name, "data_path": None}
-    for tensor in () if records else target.tensors():
+    for tensor in () if records else target.opened():
+        if isinstance(tensor, UnreadTensor):
+            yield unread_row(tensor), {"label": tensor.label, "unread": tensor.reason}
+            continue
         found = profile(tensor)
         if found.nans + found.infs or not only_bad:
             yield profile_row(found), as_plain(found)
@@ -160,11 +163,9 @@ def _print_list(rows: Iterable[tuple[tuple[str, ...], Any]], args: argparse.Name
 def _diff(args: argparse.Namespace) -> None:
     if args.tensor.path.is_dir() != args.other.path.is_dir():
         raise DumpError(f"{args.tensor.path} and {args.other.path}: expected two files or two folders")
-    if args.tensor.path.is_dir() and any(
-        len(list(islice(side.tensors(), 2))) > 1 for side in (args.tensor, args.other)
-    ):
+    if args.tensor.is_several() or args.other.is_several():
         _refuse_index(args)
-        _diff_folders(args)
+        _diff_all(args)
         return
     diff = _diff_pair(args, *_pair(args))
     if args.json:
@@ -185,32 +186,42 @@ def _diff_pair(args: argparse.Namespace, ours: StoredTensor, theirs: StoredTenso
     return diff_tensors(ours, theirs, rtol=args.rtol, atol=args.atol, number=args.number)
 
 
-def _diff_folders(args: argparse.Namespace) -> None:
-    theirs = {_place(tensor, args.other): tensor for tensor in args.other.tensors()}
-    lonely, refused, found = [], [], []
+def _diff_all(args: argparse.Namespace) -> None:
+    theirs = {_place(tensor, args.other): tensor for tensor in args.other.opened()}
+    found: list[tuple[str, TensorDiff]] = []
+    rest: dict[str, list[str]] = {"unmatched": [], "shapes": [], "unread": []}
     with ProgressBar("reading tensors"):
-        for tensor in counted(args.tensor.tensors(), len(theirs), "tensors"):
+        for tensor in counted(args.tensor.opened(), len(theirs), "tensors"):
             place = _place(tensor, args.tensor)
             other = theirs.pop(place, None)
             if other is None:
-                lonely.append(f"only in {args.tensor.path}: {place}")
+                rest["unmatched"].append(f"only in {args.tensor.path}: {place}")
+            elif isinstance(tensor, UnreadTensor) or isinstance(other, UnreadTensor):
+                reasons = {side.reason: None for side in (tensor, other) if isinstance(side, UnreadTensor)}
+                rest["unread"].append(f"{place}: {'; '.join(reasons)}")
             elif other.shape != tensor.shape:
-                refused.append(f"{place}: {list(tensor.shape)} and {list(other.shape)}")
+                rest["shapes"].append(f"{place}: {list(tensor.shape)} and {list(other.shape)}")
             else:
                 found.append((place, _diff_pair(args, tensor, other)))
-    lonely += [f"only in {args.other.path}: {place}" for place in theirs]
+    rest["unmatched"] += [f"only in {args.other.path}: {place}" for place in theirs]
     if args.json:
         pairs = [as_plain(diff) for _, diff in found]
-        sys.stdout.write(json.dumps({"pairs": pairs, "unmatched": lonely, "shapes": refused}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"pairs": pairs, **rest}, indent=1, default=_complex) + "\n")
         return
-    differing = [(place, diff) for place, diff in found if diff.differing]
-    _print([f"{len(differing):,} of {len(found):,} tensors differ"])
+    differing = [(place, diff) for place, diff in found if diff.is_apart]
+    said = f"{len(differing):,} of {len(found):,} tensors differ"
+    if not found:
+        said = "nothing is compared: no tensor is in both" + (", and read in both" if rest["unread"] else "")
+    _print([said + (f", {len(rest['unread']):,} not compared" if rest["unread"] else "")])
     if differing:
         _print(table(DIFF_HEAD, [diff_row(diff, place) for place, diff in differing]))
-    _print(map(printable, [*(f"other shape  {text}" for text in refused), *lonely]))
+    _print(printable(f"not compared  {text}") for text in rest["unread"])
+    _print(map(printable, [*(f"other shape  {text}" for text in rest["shapes"]), *rest["unmatched"]]))
 
 
-def _place(tensor: StoredTensor, target: TensorSelector) -> str:
+def _place(tensor: StoredTensor | UnreadTensor, target: TensorSelector) -> str:
+    if tensor.path == target.path:
+        return tensor.name
     place = tensor.path.relative_to(target.path).as_posix().replace(f"{TENSOR_FOLDER}/", "")
     return f"{place}::{tensor.name}" if tensor.name else place
 
@@ -250,7 +261,10 @@ def _convert(args: argparse.Namespace) -> None:
     if args.to is None:
         _print([_converted(args.tensor.one(), args.output, args)])
         return
-    for tensor in args.tensor.tensors():
+    for tensor in args.tensor.opened():
+        if isinstance(tensor, UnreadTensor):
+            _print([printable(f"left out {tensor.label}: {tensor.reason}")])
+            continue
         path = destination(tensor, args.tensor.path, args.output, args.to)
         path.parent.mkdir(parents=True, exist_ok=True)
         _print([_converted(tensor, path, args)])
@@ -259,10 +273,8 @@ def _convert(args: argparse.Namespace) -> None:
 def _converted(tensor: StoredTensor, path: Path, args: argparse.Namespace) -> str:
     written = convert(tensor, path, dtype=args.dtype, overwrite=args.force)
     words = [f"wrote {written.path}", f"{written.dtype}{list(written.shape)}"]
-    if written.dtype != tensor.dtype:
-        words.append(
-            f"from {tensor.dtype}, {f'{written.changed:,} elements changed' if written.changed else 'exactly'}"
-        )
+    if written.dtype != tensor.kind:
+        words.append(f"from {tensor.kind}, {f'{written.changed:,} elements changed' if written.changed else 'exactly'}")
     return printable(", ".join(words))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainermon.analysis.compare.noise import MAX_ROUNDING
 from trainermon.analysis.compare.tensors import ElementSums
 from trainermon.analysis.tensor.dtypes import parts
 from trainermon.analysis.tensor.extremes import ExtremeElement, check_shapes, distances, largest_differences
@@ -66,6 +67,14 @@ class TensorDiff:
     first: tuple[ExtremeElement, ...] = ()
     largest: tuple[ExtremeElement, ...] = ()
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether they differ: in an element, or as a whole by more than a tolerance ever explains.
+
+        Within a tolerance that is larger than the numbers themselves, zeros would be equal to anything.
+        """
+        return bool(self.differing) or (self.relative or 0.0) > MAX_ROUNDING
+
 
 def diff_tensors(
     ours: StoredTensor, theirs: StoredTensor, *, rtol: float = 0.0, atol: float = 0.0, number: int = 5
@@ -81,7 +90,7 @@ def diff_tensors(
     differing = count = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for mine, other in zip(ours.chunks(), theirs.chunks(), strict=True):
-            sums.add(parts(mine), parts(other), theirs.dtype)
+            sums.add(parts(mine), parts(other), theirs.kind, ours.kind)
             gap = distances(mine, other)
             apart = np.flatnonzero(np.isnan(gap) | (gap > atol + rtol * np.abs(other)))
             first += [
@@ -95,7 +104,7 @@ def diff_tensors(
     return TensorDiff(
         ours=str(ours.path) + (f"::{ours.name}" if ours.name else ""),
         theirs=str(theirs.path) + (f"::{theirs.name}" if theirs.name else ""),
-        dtypes=(ours.dtype, theirs.dtype),
+        dtypes=(ours.kind, theirs.kind),
         shape=ours.shape,
         count=count,
         differing=differing,
@@ -111,7 +120,7 @@ def diff_tensors(
         norm_ratio=ratio,
         nonfinite=(bad, their_bad),
         first=tuple(first),
-        largest=largest_differences(ours, theirs, number) if differing else (),
+        largest=largest_differences(ours, theirs, number) if differing or found.relative else (),
     )
 
 
@@ -127,10 +136,12 @@ def render_diff(diff: TensorDiff) -> Iterator[str]:
     yield line("theirs", printable(diff.theirs))
     types = diff.dtypes[0] if len(set(diff.dtypes)) == 1 else " and ".join(diff.dtypes)
     yield line("", f"{types}{list(diff.shape)}, {diff.count:,} elements")
-    if not diff.differing:
+    if not diff.is_apart:
         yield line("differ", "none: the elements are equal, or within the tolerance")
         return
-    yield line("differ", f"{diff.differing:,} elements, {diff.differing / diff.count:.3%}")
+    beyond = f"{diff.differing:,} elements, {diff.differing / diff.count:.3%}"
+    as_whole = "the tensors; each element is within the tolerance, which is too large for numbers like these"
+    yield line("differ", beyond if diff.differing else as_whole)
     if any(diff.nonfinite):
         yield line("not finite", f"{diff.nonfinite[0]:,} in ours, {diff.nonfinite[1]:,} in theirs")
     relative = diff.relative is not None and math.isfinite(diff.relative)

@@ -2,6 +2,9 @@
 
 Files of torch are read with `weights_only`, those of numpy without pickles, safetensors by its own small header; a .bin
 holds bare elements and is described by a .bin.json beside it. Only .pt needs torch.
+
+Tensors of torch that numpy has no array for are read as the numbers that they mean; one that cannot be read is named,
+and the others of its file are read all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.analysis.tensor.dtypes import BITS, Raw, numbers, storage_dtype
+from trainermon.analysis.tensor.dtypes import BITS, DTYPES, Raw, numbers, storage_dtype
 from trainermon.core.errors import DumpError
 
 SUFFIXES = (".pt", ".npy", ".safetensors", ".bin")
@@ -63,17 +66,24 @@ class StoredTensor:
         name: Its name in there; "" if the file holds nothing else.
         dtype: Torch's name without `torch.`.
         raw: The elements as stored, of whatever strides.
+        meant_by: The dtype in the file, where `raw` has the numbers that its elements mean (`quint8`); else "".
     """
 
     path: Path
     name: str
     dtype: str
     raw: Raw
+    meant_by: str = ""
 
     @property
     def label(self) -> str:
         """What the tensor is called in output: the file's name, and the tensor's own if the file holds several."""
-        return f"{self.path.name}::{self.name}" if self.name else self.path.name
+        return label_of(self.path, self.name)
+
+    @property
+    def kind(self) -> str:
+        """The dtype that the tensor has in its file."""
+        return self.meant_by or self.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,11 +101,40 @@ class StoredTensor:
         return replace(self, raw=np.asarray(self.raw[index]))
 
 
-def open_tensors(path: Path) -> list[StoredTensor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadTensor:
+    """A tensor, or a file of them, that is not read.
+
+    Attributes:
+        path: The file.
+        name: Its name in there; "" if the file holds nothing else.
+        reason: Why, for a message that already says which tensor.
+    """
+
+    path: Path
+    name: str
+    reason: str
+
+    @property
+    def label(self) -> str:
+        """What the tensor is called in output, as `StoredTensor` has it."""
+        return label_of(self.path, self.name)
+
+
+def label_of(path: Path, name: str) -> str:
+    """Return what a tensor is called in output: the file's name, and its own if the file holds several."""
+    return f"{path.name}::{name}" if name else path.name
+
+
+def open_tensors(path: Path) -> list[StoredTensor | UnreadTensor]:
     """Return every tensor in a file, in the file's order; elements are read when they are asked for.
 
+    Of a nested tensor these are two: its elements, one component after the other (`NAME.values`), and the sizes or
+    offsets of the components (`NAME.sizes`).
+
     Raises:
-        DumpError: it is no file of tensors, it is damaged, it holds something else than tensors, or torch is missing.
+        DumpError: it is no file of tensors, it is damaged, it holds something else than tensors, none of its tensors
+            can be read, or torch is missing.
     """
     path = Path(path)
     opener = _OPENERS.get(path.suffix)
@@ -104,10 +143,17 @@ def open_tensors(path: Path) -> list[StoredTensor]:
     if not path.is_file():
         raise DumpError(f"{path} is not a file: expected a tensor in {path.suffix[1:]} format")
     try:
-        return opener(path)
+        found = opener(path)
     except _FAULTS as error:
-        cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise DumpError(f"{path} is not a tensor file, or damaged ({cause}): copy or dump it again") from error
+        raise DumpError(f"{path} is not a tensor file, or damaged ({_cause(error)}): copy or dump it again") from error
+    unread = [tensor for tensor in found if isinstance(tensor, UnreadTensor)]
+    if unread and len(unread) == len(found):
+        raise DumpError(f"{path}{f': {unread[0].name!r}' if unread[0].name else ''} is not read: {unread[0].reason}")
+    return found
+
+
+def _cause(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 _FAULTS = (
@@ -123,7 +169,7 @@ _FAULTS = (
 )
 
 
-def _open_numpy(path: Path) -> list[StoredTensor]:
+def _open_numpy(path: Path) -> list[StoredTensor | UnreadTensor]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError:
@@ -135,7 +181,7 @@ def _open_numpy(path: Path) -> list[StoredTensor]:
     return [StoredTensor(path=path, name="", dtype=name, raw=array)]
 
 
-def _open_binary(path: Path) -> list[StoredTensor]:
+def _open_binary(path: Path) -> list[StoredTensor | UnreadTensor]:
     beside = path.with_name(f"{path.name}.json")
     if not beside.is_file():
         raise DumpError(
@@ -152,7 +198,7 @@ def _open_binary(path: Path) -> list[StoredTensor]:
     return [StoredTensor(path=path, name="", dtype=dtype, raw=_mapped(path, 0, dtype, shape))]
 
 
-def _open_safetensors(path: Path) -> list[StoredTensor]:
+def _open_safetensors(path: Path) -> list[StoredTensor | UnreadTensor]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -162,9 +208,11 @@ def _open_safetensors(path: Path) -> list[StoredTensor]:
     return [_safetensor(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
 
 
-def _safetensor(path: Path, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
+def _safetensor(path: Path, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor | UnreadTensor:
     dtype, shape = SAFETENSORS.get(entry["dtype"], str(entry["dtype"])), _shape(entry["shape"])
     first, last = entry["data_offsets"]
+    if dtype not in DTYPES:
+        return UnreadTensor(path=path, name=name, reason=f"elements of type {dtype:.40} cannot be read")
     wanted = math.prod(shape) * storage_dtype(dtype).itemsize
     if not 0 <= first <= last or last - first != wanted:
         raise DumpError(f"{path}: {name!r} should take {wanted:,} bytes, but its header says {first} to {last}")
@@ -185,7 +233,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _open_torch(path: Path) -> list[StoredTensor]:
+def _open_torch(path: Path) -> list[StoredTensor | UnreadTensor]:
     try:
         import torch
     except ImportError as error:
@@ -204,10 +252,7 @@ def _open_torch(path: Path) -> list[StoredTensor]:
             f"{path} holds more than tensors, or is damaged; such a file may run code, and is not opened."
             " Save the tensors alone: torch.save(tensor, path)"
         ) from error
-    found = [
-        StoredTensor(path=path, name=name, dtype=str(tensor.dtype).removeprefix("torch."), raw=_raw(path, tensor))
-        for name, tensor in _tensors(value, "", 0)
-    ]
+    found = [stored for name, tensor in _tensors(value, "", 0) for stored in _stored(path, name, tensor)]
     if not found:
         raise DumpError(f"{path} holds a {type(value).__name__} without a tensor")
     return found
@@ -225,19 +270,60 @@ def _tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _tensors(item, f"{name}.{key}" if name else str(key), depth + 1)
 
 
-def _raw(path: Path, tensor: Any) -> Raw:
+def _stored(path: Path, name: str, tensor: Any) -> Iterator[StoredTensor | UnreadTensor]:
+    from trainermon.statistics.layout import parts_of
+
+    if not tensor.is_nested:
+        yield _one(path, name, tensor)
+        return
+    for part, own in zip(("values", "sizes"), parts_of(tensor), strict=True):
+        yield _one(path, f"{name}.{part}" if name else part, own)
+
+
+def _one(path: Path, name: str, tensor: Any) -> StoredTensor | UnreadTensor:
+    kind = _name(tensor.dtype)
+    if tensor.is_meta:
+        return UnreadTensor(
+            path=path, name=name, reason="it is a meta tensor, of which there is a shape and no element"
+        )
+    try:
+        tensor = tensor if kind in DTYPES and _is_strided(tensor) else _dense(tensor)
+        raw, dtype = _raw(tensor), _name(tensor.dtype)
+    except (DumpError, *_FAULTS) as error:
+        return UnreadTensor(path=path, name=name, reason=_cause(error))
+    return StoredTensor(path=path, name=name, dtype=dtype, raw=raw, meant_by="" if dtype == kind else kind)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_strided(tensor: Any) -> bool:
     import torch
 
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    return bool(tensor.layout is torch.strided)
+
+
+def _dense(tensor: Any) -> Any:
+    """Return a dense tensor of a dtype that is known here, with the numbers that another one means."""
+    import torch
+
+    from trainermon.statistics.layout import dense
+
+    if not _is_strided(tensor) and tensor.numel() > _MAX_EXPANDED:
+        raise DumpError(f"it is sparse, and dense it would have {tensor.numel():,} elements")
+    tensor = dense(tensor)
+    return tensor.to(torch.complex64) if tensor.dtype is torch.complex32 else tensor
+
+
+def _raw(tensor: Any) -> Raw:
+    import torch
+
+    dtype = _name(tensor.dtype)
     storage_dtype(dtype)
-    tensor = tensor.detach()
-    if tensor.layout != torch.strided:
-        if tensor.numel() > _MAX_EXPANDED:
-            raise DumpError(f"{path} is sparse, and dense it would have {tensor.numel():,} elements")
-        tensor = tensor.to_dense()
     if tensor.numel() > max(_MAX_EXPANDED, tensor.untyped_storage().nbytes()):
-        raise DumpError(f"{path} is a view of {tensor.numel():,} elements on a few: save it with .contiguous()")
-    tensor = tensor.resolve_conj().resolve_neg()
+        raise DumpError(f"it is a view of {tensor.numel():,} elements on a few: save it with .contiguous()")
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if dtype in BITS:
         tensor = tensor.view(getattr(torch, np.dtype(BITS[dtype]).name))
     return np.asarray(tensor.numpy())

@@ -64,7 +64,7 @@ def histogram(tensor: StoredTensor, *, bins: int = 20, by_power: bool = False) -
             infs += int(np.count_nonzero(np.isinf(values)))
     return TensorHistogram(
         label=tensor.label,
-        dtype=tensor.dtype,
+        dtype=tensor.kind,
         count=tensor.raw.size,
         edges=tuple(edges),
         counts=tuple(counts),

@@ -166,7 +166,7 @@ def _finish(sums: _ChunkSums, tensor: StoredTensor, part: IndexPart | None) -> T
     rms = math.sqrt(sums.square / finite) if finite else None
     return TensorProfile(
         label=tensor.label,
-        dtype=tensor.dtype,
+        dtype=tensor.kind,
         shape=tensor.shape,
         count=sums.count,
         nans=sums.nans,

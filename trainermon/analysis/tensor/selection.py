@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from trainermon.analysis.checkpoint.opening import is_checkpoint, open_checkpoint
 from trainermon.analysis.checkpoint.pieces import Box, Piece
-from trainermon.analysis.tensor.files import SUFFIXES, StoredTensor, open_tensors
+from trainermon.analysis.tensor.files import SUFFIXES, StoredTensor, UnreadTensor, open_tensors
 from trainermon.core.errors import CheckpointError, DumpError
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, EntryRecord, TensorRecord
 
 MARK = "::"
+_Opened = StoredTensor | UnreadTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,29 @@ class TensorSelector:
     pattern: str
 
     def tensors(self) -> Iterator[StoredTensor]:
-        """Yield the selected tensors, opening one file at a time.
+        """Yield the selected tensors that can be read, opening one file at a time.
 
         Raises:
-            DumpError: there is no tensor of that name, or a file is damaged.
+            DumpError: there is no tensor of that name, none can be read, or the only file is damaged.
+        """
+        unread: UnreadTensor | None = None
+        found = False
+        for tensor in self.opened():
+            if isinstance(tensor, UnreadTensor):
+                unread = unread or tensor
+                continue
+            found = True
+            yield tensor
+        if unread is not None and not found:
+            raise DumpError(f"{unread.label} is not read: {unread.reason}")
+
+    def opened(self) -> Iterator[StoredTensor | UnreadTensor]:
+        """Yield the selected tensors as `tensors` does, and in their places those that are not read.
+
+        Of a folder, a file that is damaged, or of which nothing is read, counts as one of those.
+
+        Raises:
+            DumpError: there is no tensor of that name, or the only file is damaged.
         """
         found = False
         files = [] if self._is_checkpoint() else [file for file in self.files() if file.suffix in SUFFIXES]
@@ -74,19 +95,23 @@ class TensorSelector:
             )
         return first
 
+    def is_several(self) -> bool:
+        """Return whether several tensors are selected, those that are not read among them."""
+        return len(list(islice(self.opened(), 2))) > 1
+
     def records(self) -> list[tuple[str, TensorRecord]]:
         """Return (name, statistics) of the selected tensors by the dump's records alone; [] if it is no dump."""
         found = [] if not self.path.is_dir() else _dumps(self.path)
         return [(name, record) for dump in found for name, record in _named(dump) if self.pattern in name]
 
-    def _of_file(self, path: Path) -> Iterator[StoredTensor]:
-        if not self.pattern:
-            yield from _opened(path)
-        elif self.path.is_dir():
-            if self.pattern in path.relative_to(self.path).as_posix():
-                yield from _opened(path)
-        else:
+    def _of_file(self, path: Path) -> Iterator[_Opened]:
+        if not self.path.is_dir():
             yield from self._named(_opened(path))
+        elif self.pattern in path.relative_to(self.path).as_posix():
+            try:
+                yield from _opened(path)
+            except DumpError as error:
+                yield UnreadTensor(path=path, name="", reason=str(error))
 
     def _is_checkpoint(self) -> bool:
         try:
@@ -94,7 +119,7 @@ class TensorSelector:
         except CheckpointError as error:
             raise DumpError(str(error)) from error
 
-    def _of_checkpoint(self, path: Path) -> Iterator[StoredTensor]:
+    def _of_checkpoint(self, path: Path) -> Iterator[_Opened]:
         """Yield the selected tensors of a checkpoint, of any format; nothing if it is none."""
         try:
             yield from self._named(_checkpoint_tensors(path))
@@ -102,7 +127,7 @@ class TensorSelector:
             if not path.is_dir():
                 raise DumpError(f"{error}; or a file that ends in {', '.join(SUFFIXES)}") from error
 
-    def _named(self, tensors: list[StoredTensor]) -> list[StoredTensor]:
+    def _named(self, tensors: list[_Opened]) -> list[_Opened]:
         exact = [tensor for tensor in tensors if tensor.name == self.pattern]
         return exact or [tensor for tensor in tensors if self.pattern in tensor.name]
 
@@ -126,7 +151,7 @@ def parse_target(text: str) -> TensorSelector:
     return TensorSelector(Path(path), pattern)
 
 
-def _opened(path: Path) -> list[StoredTensor]:
+def _opened(path: Path) -> list[_Opened]:
     try:
         return open_tensors(path)
     except DumpError:
@@ -137,11 +162,11 @@ def _opened(path: Path) -> list[StoredTensor]:
         raise
 
 
-def _checkpoint_tensors(path: Path) -> list[StoredTensor]:
-    """Return the tensors of a checkpoint; of those that are split, each piece by itself."""
+def _checkpoint_tensors(path: Path) -> list[_Opened]:
+    """Return the tensors of a checkpoint; of those that are split, each piece by itself; and those not read."""
     checkpoint = open_checkpoint(path)
     kinds = [("", checkpoint.tensors), *((f"{kind}: ", state) for kind, state in checkpoint.optimizer.items())]
-    return [
+    stored = [
         StoredTensor(
             path=piece.stored.path,
             name=f"{kind}{tensor.name}{_part_of(number, tensor.pieces)}",
@@ -152,6 +177,12 @@ def _checkpoint_tensors(path: Path) -> list[StoredTensor]:
         for tensor in tensors.values()
         for number, piece in enumerate(tensor.pieces, start=1)
     ]
+    left = (name.partition(" (") for name in checkpoint.unread)
+    unread = [
+        UnreadTensor(path=path, name=name, reason=f"it is of the kind {kind.removesuffix(')')}")
+        for name, _, kind in left
+    ]
+    return [*stored, *unread]
 
 
 def _part_of(number: int, pieces: Sequence[Piece]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainermon.analysis.tensor.extremes import ExtremeElement
-from trainermon.analysis.tensor.files import StoredTensor
+from trainermon.analysis.tensor.files import StoredTensor, UnreadTensor
 from trainermon.analysis.tensor.index import IndexPart, parse_index
 from trainermon.analysis.tensor.profile import ElementPlace, IndexSpread, TensorProfile
 from trainermon.analysis.tensor.screen import corner, line, number, position, size, table, window
@@ -88,6 +88,11 @@ def profile_row(found: TensorProfile) -> tuple[str, ...]:
         *(f"{count:,}" for count in (found.nans, found.infs)),
         *map(number, numbers),
     )
+
+
+def unread_row(tensor: UnreadTensor) -> tuple[str, ...]:
+    """Return the cells for a tensor that is not read, with the reason in the place of its type."""
+    return (_short(tensor.label), f"not read: {printable(tensor.reason)}", *["–"] * 6)
 
 
 def record_row(name: str, record: TensorRecord) -> tuple[str, ...]:

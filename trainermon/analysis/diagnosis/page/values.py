@@ -90,7 +90,7 @@ def _tensor(dump: Dump, entries: list[EntryRecord], diagnosis: Diagnosis) -> Ten
     ]
     try:
         stored = open_tensors(paths[0])[0] if paths else None
-        return None if stored is None or stored.raw.nbytes > _MAX_BYTES else _view(stored)
+        return _view(stored) if isinstance(stored, StoredTensor) and stored.raw.nbytes <= _MAX_BYTES else None
     except DumpError:
         return None
 
