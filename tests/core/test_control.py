@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.full_disk import room_for
 from trainermon.core.control import ControlPage, ControlReader, Heartbeat, Phase
 from trainermon.core.errors import SpoolError
 from trainermon.core.values import Action, Command, DumpTask
@@ -241,14 +242,10 @@ def test_a_page_that_cannot_be_made_anew_ends_nothing_and_is_told_once(page, tmp
 def test_a_beat_for_which_there_is_no_space_ends_nothing_and_is_told_once(page, tmp_path, caplog):
     """The page is a hole after somebody has shortened it, and the disk is full."""
     os.truncate(tmp_path / "rank00003.page", 0)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
+    with room_for(0):
         for step in range(200):
             page.beat(step, Phase.STEP, 1.0)
             page.epoch()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert len(caplog.records) == 1
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import time
 import pytest
 import torch
 
+from tests.full_disk import room_for
 from trainermon.core.errors import DumpError
 from trainermon.dump.encode import encode
 from trainermon.dump.files.reader import read_dump
@@ -226,12 +226,8 @@ def test_a_full_disk_leaves_no_half_of_the_sources(tmp_path):
     code.write_text("def f():\n" + f"    x = {'y' * 40} + {'z' * 40}\n" * 190)
     writer = DumpWriter(tmp_path / "dump", DumpInfo())
     add(writer, torch.ones(2), stack=[f"File {code}, line 3, in f, \n x"])
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, usual[1]))
-    try:
+    with room_for(9000):
         info = writer.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
     assert "File too large" in info.first_error
     assert not (tmp_path / "dump/sources.json").exists()
@@ -240,12 +236,8 @@ def test_a_full_disk_leaves_no_half_of_the_sources(tmp_path):
 
 def test_a_tensor_that_cannot_be_saved_keeps_its_statistics(tmp_path):
     writer = DumpWriter(tmp_path, DumpInfo(), task="tensor")
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, usual[1]))
-    try:
+    with room_for(100):
         add(writer, torch.tensor([1.0, 3.0]))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
     info = writer.close()
 

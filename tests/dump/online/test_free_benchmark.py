@@ -5,13 +5,13 @@ Truth is torch on the CPU, and the fault that was planted.
 
 import json
 import math
-import resource
 
 import pytest
 import torch
 from torch.nn import functional
 
 from tests.dump.online.steps import FaultyKernels, rows_of, summary_of, tried
+from tests.full_disk import room_for
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.judge import Judgement, Status
 from trainermon.core.errors import ConfigError
@@ -253,24 +253,15 @@ def test_a_sum_that_leaves_out_its_end_shows_when_its_terms_change_places(tmp_pa
     assert (row["pert_mode"], row["reason"]) == ("change_value:order", "relation order does not hold")
 
 
-@pytest.fixture
-def files_of_400_bytes():
-    """Let files end at 400 bytes, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.usefixtures("files_of_400_bytes")
 def test_rows_that_do_not_fit_on_the_disk_are_counted_and_none_is_torn(tmp_path, caplog):
     for number in range(2):
         file = FindingsFile(tmp_path / "dump" / f"step{number}" / "rank0", rank=0, step=number, takes_all=True)
-        for key in range(9):
-            judgement = Judgement(status=Status.PASS)
-            name = f"Torch.add.{key}.forward"
-            file.add(CallFinding(key=name, mode="add_noise", stage="forward", number=0, judgement=judgement))
-        file.close()
+        with room_for(400):
+            for key in range(9):
+                judgement = Judgement(status=Status.PASS)
+                name = f"Torch.add.{key}.forward"
+                file.add(CallFinding(key=name, mode="add_noise", stage="forward", number=0, judgement=judgement))
+            file.close()
 
     written = [row["api_name"] for row in rows_of(tmp_path, 1)]
     assert 0 < len(written) < 9
