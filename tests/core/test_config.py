@@ -58,6 +58,10 @@ REFUSED = [
     ),
     ({"format": ["influxdb"]}, "format names influxdb, but influxdb.url is not set"),
     ({"influxdb": {"url": "tcp://x"}}, "influxdb.url: found 'another one', expected http://host:port or https"),
+    (
+        {"mlflow": {"tracking_uri": "postgresql+psycopg2://anne:kumquat@db/mlflow"}},
+        "mlflow.tracking_uri: found 'an address with a password', expected one without it: set MLFLOW_TRACKING_URI",
+    ),
     ({"influxdb": {"api": "v3"}}, "influxdb.api: found 'v3', expected v1 or v2"),
     ({"influxdb": {"batch_points": 0}}, "influxdb.batch_points: found 0, expected 1 to 100000"),
     (

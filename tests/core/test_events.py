@@ -110,3 +110,17 @@ def test_any_json_is_read_and_what_was_read_is_stable(kind, plain):
     assert event.type is kind
     again = decode(json.loads(json.dumps(encode(event))))
     assert json.dumps(encode(again)) == json.dumps(encode(event))  # as text, since NaN is not equal to itself
+
+
+def test_messages_and_reasons_are_written_without_secrets():
+    said = "cannot reach https://anne:kumquat1@example.org with api_key=kumquat1"
+    for event in (
+        WarningEvent(message=said),
+        DetachedEvent(message=said),
+        FailedEvent(step=1, message=said),
+        ConfigurationEvent(step=1, command="look", status=ConfigurationStatus.REFUSED, reason=said),
+        DumpEvent(step=1, command="look", status=DumpStatus.FAILED, reason=said),
+    ):
+        plain = encode(event)
+        assert "kumquat1" not in str(plain)
+        assert "cannot reach https://<redacted>@example.org" in str(plain)

@@ -9,7 +9,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 
+from tests.core.environment.secret_kinds import NAMES, WORDS
+from tests.strategies import fixed
 from trainermon.dump.encode import encode, encode_output, tensor_form
 from trainermon.dump.forms import MAX_ITEMS, LaterText, TensorReading, json_text
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
@@ -54,6 +57,15 @@ def slots(value, encoder=lambda value, leaves: encode(value, "input.0", leaves))
 )
 def test_value_has_msprobes_form(value, form):
     assert encode(value, "input.0", []) == form
+
+
+@fixed
+@given(name=NAMES, word=WORDS)
+def test_a_text_is_a_secret_by_every_name_on_the_way_to_it(name, word):
+    taken = {name: {"of": [word, (word,)], "other": "mean"}, "header": [f"{name}: {word}"]}
+
+    assert word not in str(encode(taken, "input.0", []))
+    assert "'value': 'mean'" in str(encode({"mode": {"of": ["mean"]}}, "input.0", []))
 
 
 def test_tensors_in_any_structure_are_found_with_their_place():

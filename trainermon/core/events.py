@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
+from trainermon.core.environment.secrets import Redactor
 from trainermon.core.values import TextEnum
 
 _LARGEST = 1e300  # a whole number of JSON may have more digits than a float
@@ -156,7 +157,7 @@ RankEvent = WarningEvent | DetachedEvent | FailedEvent | ConfigurationEvent | Re
 
 
 def encode(event: RankEvent) -> dict[str, Any]:
-    """Return the event as JSON has it: its type and its fields, without those that are optional and None.
+    """Return the event as JSON has it: its type and its fields, without those that are optional and None, and secrets.
 
     >>> encode(WarningEvent(message="no room"))
     {'type': 'warning', 'message': 'no room'}
@@ -165,7 +166,7 @@ def encode(event: RankEvent) -> dict[str, Any]:
     for field in dataclasses.fields(event):
         value = getattr(event, field.name)
         if value is not None or field.default is dataclasses.MISSING:
-            plain[field.name] = value
+            plain[field.name] = Redactor().text(value) if field.name in ("message", "reason") and value else value
     return plain
 
 

@@ -39,7 +39,7 @@ def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEP
     if value is None or depth == 0:
         return None
     if isinstance(value, str):
-        return {"type": type(value).__name__, "value": clean_argument(slot.rpartition(".")[2], value)}
+        return {"type": type(value).__name__, "value": clean_argument(slot, value)}
     for kind, encoder in _SCALARS:
         if isinstance(value, kind):
             return encoder(value)

@@ -1,6 +1,7 @@
 """No secret of Python code gets past, and code without any stays as it is."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainermon
+from tests.core.environment.secret_kinds import LOOKS, NAMES, ORDINARY, WORDS, parts_of
+from tests.strategies import fixed
 from trainermon.core.environment.literals import masked_code
 from trainermon.core.environment.secrets import REDACTED
 
+FORMS = [
+    '{plain} = "{word}"',
+    "{plain}: str = '{word}'",
+    "def f(x, *, {plain}='{word}'): pass",
+    "self.{plain} = f'{word}'",
+    "settings = {{'a': 1, '{name}': '{word}'}}",
+    "settings['{name}'] = '{word}'",
+    "os.environ.setdefault('{name}', '{word}')",
+    "login(user='anne', {plain}='{word}')",
+    "words = ['--{name}', '{word}']",
+    "header = f'{name}: {word} {{x}}'",
+    "# {name}: {word}",
+    "raise ValueError('{name}={word}')",
+]
 PLACES = [
     "API_TOKEN = '{}'",
     'password: str = "{}"',
@@ -58,7 +75,23 @@ def test_a_secret_is_masked_wherever_it_stands(secret, place):
     assert masked_code(masked) == masked
 
 
-@pytest.mark.parametrize("code", HARMLESS)
+@fixed
+@given(name=NAMES, word=WORDS, form=st.sampled_from(FORMS))
+def test_a_plain_word_is_masked_by_its_name_in_code_of_every_kind(name, word, form):
+    plain = re.sub(r"\W", "_", name)
+
+    assert word not in masked_code(form.format(name=name, plain=plain, word=word))
+
+
+@fixed
+@given(secret=LOOKS, form=st.sampled_from(['x = "{}"', "def f(x={!r}): pass", "f({!r}, 1)", "x = f'{} {{y}}'", "# {}"]))
+def test_a_secret_of_a_known_look_is_masked_without_a_name(secret, form):
+    code = form.format(secret.replace("\n", "\\n"))
+
+    assert not [part for part in parts_of(secret) if part in masked_code(code)]
+
+
+@pytest.mark.parametrize("code", [*HARMLESS, *ORDINARY])
 def test_what_is_no_secret_stays(code):
     assert masked_code(code) == code
 

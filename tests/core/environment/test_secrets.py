@@ -6,6 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.core.environment.secret_kinds import LOOKS, ORDINARY, TEXTS_AROUND, WORDS, parts_of
+from tests.core.environment.secret_kinds import NAMES as NAMES_OF_SECRETS
+from tests.strategies import fixed
 from trainermon.core.environment.secrets import REDACTED, Redactor, bits_per_letter, is_secret_name
 
 NAMES = [
@@ -69,6 +72,19 @@ HARMLESS = [
 SECRETS = st.text(string.ascii_letters + string.digits, min_size=24, max_size=40).filter(
     lambda text: bits_per_letter(text) > 4.2 and any(letter.isdigit() for letter in text)
 )
+FORMS = [
+    '{{"{name}": "{word}"}}',
+    "{{'{name}': '{word}'}}",
+    "{name}={word}",
+    "{name}: {word}\nother: 1",
+    "a: 1\n  {name}: {word}",
+    "train --{name} {word} --lr 1",
+    "train --{name}={word}",
+    "https://example.com/?a=1&{name}={word}",
+    "ValueError: bad settings {{'{name}': '{word}', 'lr': 1}}",
+    "Net({name}='{word}', size=3)",
+    "note = '{name}={word}'",
+]
 PLACES = [
     "postgres://me:{}@host/db",
     "https://{}@example.com/repository.git",
@@ -95,6 +111,36 @@ def test_what_is_no_secret_stays(name, value):
 @given(secret=SECRETS, place=st.sampled_from(PLACES))
 def test_a_planted_secret_is_found_by_its_look(secret, place):
     assert secret not in Redactor().text(place.format(secret))
+
+
+@fixed
+@given(secret=LOOKS, around=st.sampled_from(TEXTS_AROUND))
+def test_a_secret_of_a_known_look_is_found_without_a_name(secret, around):
+    cleaned = Redactor().text(around.format(secret))
+
+    assert not [part for part in parts_of(secret) if part in cleaned]
+
+
+@fixed
+@given(name=NAMES_OF_SECRETS, word=WORDS, form=st.sampled_from(FORMS))
+def test_a_plain_word_is_found_by_its_name_in_texts_of_every_kind(name, word, form):
+    assert word not in Redactor().text(form.format(name=name, word=word))
+
+
+@fixed
+@given(name=NAMES_OF_SECRETS, word=WORDS)
+def test_a_plain_word_is_found_by_its_name_in_values_and_arguments(name, word):
+    redactor = Redactor()
+    nested = redactor.value("settings", {"a": [{name: word}], name: {"of": [word]}, "words": (f"{name}={word}",)})
+    argv = redactor.arguments(["train.py", f"--{name}", word, f"--{name}={word}", "-u", f"anne:{word}"])
+
+    assert word not in str(nested)
+    assert word not in str(argv)
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_an_ordinary_line_stays(line):
+    assert Redactor().text(line) == line
 
 
 @settings(max_examples=100, deadline=None)

@@ -15,6 +15,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from trainermon.core.environment.secrets import Redactor
 from trainermon.core.log import chosen_level
 from trainermon.core.private_files import make_private_directory, open_private
 
@@ -59,7 +60,7 @@ def open_log(run_dir: Path, host: str, fallback: Path, *, to_stderr: bool = Fals
     if to_stderr:
         targets.append(logging.StreamHandler())
     for target in targets:
-        target.setFormatter(logging.Formatter(LOG_FORMAT))
+        target.setFormatter(_WithoutSecrets(LOG_FORMAT))
     listener = logging.handlers.QueueListener(pending, *targets)
     listener.start()
     return listener
@@ -70,6 +71,13 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         del record
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Takes out what messages of servers, libraries and the operating system may show of them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return Redactor().text(super().format(record))
 
 
 class _NodeLog(logging.handlers.RotatingFileHandler):

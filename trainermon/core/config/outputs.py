@@ -144,8 +144,8 @@ class MlflowConfig:
     """What `format: mlflow` tells MLflow. Credentials are never part of the configuration, which is stored.
 
     Attributes:
-        tracking_uri: Address of the tracking server, or `file:///folder`; empty: MLFLOW_TRACKING_URI of the agent, else
-            the folder `mlflow` of the run directory.
+        tracking_uri: Address of the tracking server, without a password, or `file:///folder`; empty:
+            MLFLOW_TRACKING_URI of the agent, else the folder `mlflow` of the run directory.
         experiment: Name of the experiment; made if there is none. Empty: MLFLOW_EXPERIMENT_NAME, else `trainermon`.
         rank: Rank whose numbers are told; with pipeline parallelism one of the last stage, which has the loss.
         series: Further series, as globs for `kind/name` such as `grad_reduced/*.attn.*`, or for a recorded number.
@@ -158,6 +158,10 @@ class MlflowConfig:
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "mlflow.rank", self.rank, "0 or more")
+        # Not the text itself, as above.
+        has_user = re.match(r"[\w+.-]+://[^/@]*:[^/]*@", self.tracking_uri)
+        expected = "one without it: set MLFLOW_TRACKING_URI, which is not stored, or their own variables"
+        require(not has_user, "mlflow.tracking_uri", "an address with a password", expected)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,9 @@ _OF_METHOD = re.compile(
 )
 _OF_TEXT = re.compile(r"\b(?:encoding|errors|newline|mode)\s*=\s*\Z")  # how a file is read, which holds the secret
 _OPTION = re.compile(r"add_(?:argument|option)\(\s*(?:\"-\w\"|'-\w')?,?\s*\Z")
+_EQUALS = re.compile(r"\s*[!=]=")
+_FIELD = re.compile(r"\{[^{}]*\}")
+_NO_WORD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}")
 _BEFORE = 80
 
 
@@ -62,7 +65,6 @@ def masked_code(text: str) -> str:
 class _Masking:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._redactor = Redactor()
         self._depth = 0
         self._reach: _Reach | None = None
 
@@ -75,7 +77,7 @@ class _Masking:
             if match["quote"]:
                 whole = _ENDS[match["quote"]].match(self._text, at)
                 assert whole is not None  # it ends with the text at the latest
-                content = self._string(whole["content"], match.start(), whole.end())
+                content = self._string(whole["content"], match, whole.end())
                 found.append(f"{match[0]}{content}{whole['end']}")
                 at = whole.end()
             else:
@@ -85,21 +87,23 @@ class _Masking:
     def _other(self, match: re.Match[str]) -> str:
         word = match[0]
         if match["comment"]:
-            return self._redactor.text(word)
+            return Redactor().text(word)
         if match["name"]:
             self._name(word, match.start(), match.end())
         elif match["mark"]:
             self._mark(word, match.start())
-        elif self._reach is not None and self._reach.is_strong and len(word) > 3:
+        elif len(word) > 3 and self._reach is not None and self._reach == (self._depth, self._reach.commas, True):
             return REDACTED
         return word
 
     def _name(self, name: str, start: int, end: int) -> None:
-        if not is_secret_name(name) or name.endswith(("Error", "Exception")):
+        if not is_secret_name(name):
             return
         is_strong = is_secret_name(name, "1")
         is_call = self._text[end : end + 1] == "(" and not self._before(start).endswith("def ")
-        if _TAKES.match(self._text, end) or (is_call and (is_strong or _SETS.match(name))):
+        if is_call and (is_strong or _SETS.match(name)):
+            self._reach = _Reach(self._depth + 1, 99, is_strong)
+        elif _TAKES.match(self._text, end) and not (_EQUALS.match(self._text, end) and name in ("key", "keys")):
             self._reach = _Reach(self._depth, 0, is_strong)
 
     def _mark(self, mark: str, start: int) -> None:
@@ -115,10 +119,12 @@ class _Masking:
             reach = reach._replace(commas=reach.commas - 1)
         self._reach = None if is_over else reach
 
-    def _string(self, content: str, start: int, end: int) -> str:
-        before = self._before(start)
+    def _string(self, content: str, begin: re.Match[str], end: int) -> str:
+        before = self._before(begin.start())
         is_taken = self._reach is not None and self._is_value(content, before, self._reach)
-        clean = REDACTED if is_taken else self._redactor.text(content)
+        if self._reach is not None and not self._reach.is_strong and _is_computed(begin["prefix"], content):
+            is_taken = False
+        clean = REDACTED if is_taken else Redactor().text(content)
         if not is_taken and _KEY.fullmatch(content) and is_secret_name(content.lstrip("-")):
             self._key(content.lstrip("-"), before, end)
         return clean + "\n" * (content.count("\n") - clean.count("\n"))
@@ -129,7 +135,8 @@ class _Masking:
         if any(pattern.search(before) for pattern in (_SUBSCRIPT, _OF_METHOD, _OF_TEXT)):
             return False
         is_argument = before.rstrip().endswith(("(", ",")) and self._depth > reach.depth
-        return not (is_argument and _CONSTANT.fullmatch(content) and is_secret_name(content))
+        names = _CONSTANT if reach.is_strong else _KEY  # of what is looked up: `token = found.get("token")`
+        return not (is_argument and names.fullmatch(content) and is_secret_name(content))
 
     def _key(self, name: str, before: str, end: int) -> None:
         following = self._text[end : end + _BEFORE].lstrip()[:1]
@@ -139,3 +146,9 @@ class _Masking:
 
     def _before(self, start: int) -> str:
         return self._text[max(0, start - _BEFORE) : start]
+
+
+def _is_computed(prefix: str, content: str) -> bool:
+    """Return whether a text is put together of values and plain words, as keys of dicts are: `f"{name}_weight"`."""
+    words = _FIELD.sub(" ", content)
+    return "f" in prefix.lower() and words != content and not any(map(_NO_WORD.fullmatch, words.split()))

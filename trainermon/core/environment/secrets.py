@@ -12,7 +12,7 @@ import hmac
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 REDACTED = "<redacted>"
@@ -22,33 +22,65 @@ _LEAST_REMEMBERED = 6  # shorter values would be struck out of innocent texts
 
 # Parts of a name, between anything that is no letter. The first ones are secrets whatever their value is.
 _ALWAYS = re.compile(
-    r"^(.*SECRET.*|.*PASS(W.*|PHRASE|CODE)|.*(?<!COM)(?<!BY)(?<!TRES)PASS|.*PWD?|O?AUTH(ORIZATION)?|.*CREDENTIALS?|CREDS?"
-    r"|COOKIES?|PRIVATE|DSN|WEBHOOKS?|BEARER|JWT)$"
+    r"^(.*SECRET.*|.*PASS(W.*|PHRASE|CODE)|.*(?<!COM)(?<!BY)(?<!TRES)PASS|.*PWD?|.*PSS?W(OR)?D|O?AUTH(ORIZATION)?"
+    r"|.*CREDENTIALS?|CREDS?|COOKIES?|PRIVATE|DSN|WEBHOOKS?|BEARER|JWT|T?OTP|[CX]SRF|NETRC)$"
 )
-_UNLESS_SMALL = re.compile(r"^(.*KEY|KEYS|.*TOKEN|.*AUTH|PAT|SAS|SESSION|SIG|SIGN|SIGNATURE|LICEN[CS]E)$")
+_UNLESS_SMALL = re.compile(r"^(.*KEY|KEYS|.*TOKEN|.*AUTH|PAT|SAS|SESSION(ID)?|SIG|SIGN|SIGNATURE|LICEN[CS]E)$")
+_TOGETHER = re.compile(r"(^|_)(CONN(ECTION)?_?STR(ING)?|(ACCESS|API|AUTH|REFRESH|BEARER)_TOKENS)$")  # as the last parts
+_OF_MODELS = re.compile(
+    r"(^|_)(TOKEN_(TYPE_)?(IDS?|INDEX|INDICES|LOGITS|CLASSIFICATION)|KEY_(VALUES?|STATES?|PROJ|CACHE|SUFFIX)"
+    r"|(WEIGHTS?|STATE|MISSING|UNEXPECTED|EXPECTED|FORMAT|DTYPE|SHAPE)_KEYS?|SKIP_KEYS_\w+|KEYS_TO_\w+)$"
+)
+"""Last parts of names that models have for what is no secret: `key_padding_mask`, `pad_token_id`."""
 _NEVER = frozenset(["PWD", "OLDPWD"])  # as the whole name: working directories
 _ABOUT = frozenset(
-    ["THROUGH", "TYPE", "METHOD", "MODE", "KIND", "SCHEME", "TIMEOUT", "LENGTH", "LEN", "SIZE", "COUNT", "RETRIES"]
+    (
+        *(
+            "THROUGH",
+            "TYPE",
+            "METHOD",
+            "MODE",
+            "KIND",
+            "SCHEME",
+            "TIMEOUT",
+            "LENGTH",
+            "LEN",
+            "SIZE",
+            "COUNT",
+            "RETRIES",
+        ),
+        *("LAYER", "LAYERS", "MASK", "IDENTIFIER", "DTYPE"),
+    )
 )
 """Last parts of a name of something about a secret, or about a pass: `--auth-type`, `--pass-through`."""
-_SMALL = re.compile(r"(?i)^(true|false|none|null|[-+]?[0-9.e-]{1,6}|</?\|?\w*\|?>|\[[a-z]*\])?$")
+_SMALL = re.compile(r"(?i)^(true|false|none|null|\w|[-+]?[0-9.e-]{1,6}|</?\|?\w*\|?>|\[[a-z]*\])?$")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _PEM = re.compile(r"-----BEGIN [^-]*-----.*?(-----END [^-]*-----|\Z)", re.DOTALL)
-_USER_OF_URL = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
-_QUERY = re.compile(r"(?i)([?&;]([\w.-]*)=)([^&;\s'\"]+)")
-_ASSIGNED = re.compile(
-    r"""(?<![\w.-])(?P<head>-{0,2}(?P<quote>["']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*(?P<sign>[:=])\s*["']?)"""
-    r"""(?P<value>(?<==)[^\s'"&;,]+|(?<=["'])[^\s'"&;,]+|(?<!=)[^\s'",;][^'"\n,;]*)"""
+_USER_OF_URL = re.compile(r"(?<=://)(?:[^/\s'\"]+|[^/\s'\":@]+:(?!\d+/)[^\s'\"@]{1,99})(?=@)")
+_WEBHOOK = re.compile(r"(?<=://)(?:hooks\.|[\w.-]+/api/webhooks/|[\w.-]+/webhookb2/)[^\s'\"<>]+")  # who has it can post
+_USER = re.compile(
+    r"(?P<head>(?<![\w-])(?:-u|--user)[ =]+[^\s:'\"]+:|\blogin\s+\S+\s+password\s+)(?P<value>(?!\d+\b)[^\s'\"]+)"
 )
-_AFTER_OPTION = re.compile(r"(?<![\w-])(?P<head>--?(?P<name>[A-Za-z][\w-]*)\s+)(?P<value>[^\s'\"-][^\s'\"]*)")
+_QUERY = re.compile(r"(?i)([?&;]([\w.-]*)=)([^&;\s'\"]+)")
+# What stands before a value, and the value: the one is looked for, the other read only where the name is a secret's.
+_ASSIGNED = (
+    re.compile(
+        r"""(?<![\w.-])-{0,2}(?P<quote>["']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*(?P<sign>[:=])(?!=)\s*["']?"""
+    ),
+    re.compile(r"""(?<==)[^\s'"&;,]+|(?<=["'])[^\s'"&;,]+|(?<!=)[^\s'",;][^'"\n,;]*"""),
+)
+_AFTER_OPTION = re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)\s+"), re.compile(r"[^\s'\"-][^\s'\"]*")
 _HEADERS = re.compile(r".*[-_.a-z][A-Z-].*|.*_.*|(?i:authorization|cookies?|password|passwd|secret)")
+_NO_WORD = re.compile(r"(?!\w*(?:int|float|fp|bf|complex)\d+\b)(?=\S*[0-9])(?=\S*[A-Za-z])[\w+/=~.-]{6,}")
+_CODE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\(|self\.\w+\W*$")
 _FILLED_IN = ("{", "$", "%", REDACTED[:-1])  # a place for a value, and no value
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.+/=~-]{8,}")
+_BEARER = re.compile(r"\b((?i:bearer)\s+[\w.+/=~-]{8,}|(?i:basic)\s+(?=\w*[A-Z0-9])[\w.+/=~-]{8,})")
 _JWT = re.compile(r"\beyJ[\w-]{5,}\.[\w-]+\.?[\w-]*")
 _KNOWN = re.compile(
-    r"\b(gh[opsur]_|github_pat_|glpat-|hf_|sk-|sk_live_|xox[abeprs]-|A[KS]IA|AIza|ya29\.|pypi-|npm_|dop_v1_|nvapi-)"
-    r"[\w.-]{8,}"
+    r"\b(gh[opsur]_|github_pat_|gl(pat|ptt|dt|rt)-|(hf|api_org)_(?=[A-Za-z0-9]{16})|sk-|[sr]k_(live|test)_"
+    r"|whsec_|xox[abeprs]-|xapp-|A[KS]IA|AIza|ya29\.|GOCSPX-|pypi-|npm_|do[opr]_v1_|nvapi-|SG\.|hv[sb]\.|gsk_|r8_"
+    r"|dckr_pat_|lin_api_|shp(at|ca|pa|ss)_|dapi(?=[0-9a-f]{32})|ATATT|AGE-SECRET-KEY-)[\w.-]{8,}"
 )
 _WORD = re.compile(r"[\w+/=~.-]{20,}")
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
@@ -91,10 +123,11 @@ class Redactor:
         text = _PEM.sub(self._found, text)
         text = _USER_OF_URL.sub(self._found, text)
         text = _QUERY.sub(self._in_query, text)
-        for pattern in (_BEARER, _JWT, _KNOWN):
+        for pattern in (_WEBHOOK, _BEARER, _JWT, _KNOWN):
             text = pattern.sub(self._found, text)
-        for pattern in (_ASSIGNED, _AFTER_OPTION):
-            text = pattern.sub(self._if_assigned, text)
+        text = _USER.sub(lambda match: match["head"] + self._taken(match["value"]), text)
+        for head, value in (_ASSIGNED, _AFTER_OPTION):
+            text = "".join(self._without_assigned(head, value, text))
         return _WORD.sub(self._if_random, text)
 
     def arguments(self, words: Iterable[str]) -> list[str]:
@@ -106,7 +139,7 @@ class Redactor:
             if is_pair and is_secret_name(name, value):
                 found.append(f"{name}={self._taken(value)}")
             elif option and not word.startswith("--"):
-                found.append(str(self.value(option, word)))
+                found.append(str(self.value(option, self.text(f"{option} {word}").removeprefix(f"{option} "))))
             else:
                 found.append(self.text(word))
             option = word if word.startswith("-") and not is_pair else ""
@@ -138,19 +171,36 @@ class Redactor:
     def _in_query(self, match: re.Match[str]) -> str:
         return match[1] + (self._taken(match[3]) if is_secret_name(match[2], match[3]) else match[3])
 
-    def _if_assigned(self, match: re.Match[str]) -> str:
-        name, value = match["name"], match["value"]
-        given = match.groupdict()
-        is_prose = given.get("sign") == ":" and not given["quote"] and not _HEADERS.fullmatch(name)
-        if is_prose or value.startswith(_FILLED_IN) or not is_secret_name(name, value):
-            return match[0]
-        return match["head"] + self._taken(value)
+    def _without_assigned(self, head: re.Pattern[str], of_value: re.Pattern[str], text: str) -> Iterator[str]:
+        """Yield the parts of `text`; a value that is no secret is searched in turn: `note = "key=…"`."""
+        at = 0
+        for match in head.finditer(text):
+            if match.end() < at or not is_secret_name(match["name"]):
+                continue
+            value = of_value.match(text, match.end())
+            if value is not None and _is_assigned_secret(match, value[0]):
+                yield text[at : match.end()]
+                yield self._taken(value[0])
+                at = value.end()
+        yield text[at:]
 
     def _if_random(self, match: re.Match[str]) -> str:
         word = match[0]
         if word.startswith(("/", "./", "../", "~")) or not looks_random(word):
             return word
         return self._taken(word)
+
+
+def _is_assigned_secret(head: re.Match[str], value: str) -> bool:
+    name, given = head["name"], head.groupdict()
+    if value.startswith(_FILLED_IN) or _CODE.match(value):
+        return False
+    if given.get("sign") == ":" and not given["quote"]:
+        words = value.partition(" #")[0].split()
+        is_sentence = len(words) > 1 and not is_secret_name(name, "1")
+        if not _NO_WORD.fullmatch(words[0]) and (is_sentence or not _HEADERS.fullmatch(name)):
+            return False
+    return is_secret_name(name, value.rstrip("`.)]}"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -169,12 +219,13 @@ def is_secret_name(name: str, value: str = "") -> bool:
     >>> is_secret_name("HF_TOKEN"), is_secret_name("pad_token_id", "0"), is_secret_name("PWD")
     (True, False, False)
     """
-    if name in _NEVER:
+    if name in _NEVER or name.endswith(("Error", "Exception")):
         return False
     parts = [part.upper() for part in _PARTS.findall(name)]
-    if len(parts) > 1 and parts[-1] in _ABOUT:
+    joined = "_".join(parts)
+    if (len(parts) > 1 and parts[-1] in _ABOUT) or _OF_MODELS.search(joined):
         return False
-    if any(_ALWAYS.match(part) for part in parts):
+    if any(_ALWAYS.match(part) for part in parts) or _TOGETHER.search(joined):
         return True
     return any(_UNLESS_SMALL.match(part) for part in parts) and not (value and is_small(value))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainermon.core.environment.code import script_arguments
-from trainermon.core.environment.secrets import Redactor
+from trainermon.core.environment.secrets import Redactor, clean_argument
 from trainermon.core.environment.variables import allowed_settings
 from trainermon.monitor.environment.torch_settings import torch_settings
 
@@ -62,7 +62,7 @@ def _settings_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
     for name, group in groups_of(optimizer):
         for key, value in group.items():
             if isinstance(value, _SCALARS):
-                yield f"{name}.{key}", value
+                yield f"{name}.{key}", clean_argument(str(key), value) if isinstance(value, str) else value
             elif isinstance(value, tuple | list) and all(isinstance(part, _SCALARS) for part in value):
                 yield f"{name}.{key}", list(value)
 

@@ -10,8 +10,8 @@ import contextlib
 import logging
 import os
 import shlex
+import sys
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from trainermon.core import launcher
 from trainermon.core.config import MonitorConfig, is_followed
 from trainermon.core.control import Phase
+from trainermon.core.environment.code import failure_text
 from trainermon.core.events import DetachedEvent, FailedEvent
 from trainermon.core.spool import disk_type
 from trainermon.core.topology import RunIdentity
@@ -314,7 +315,7 @@ class AttachedRank(abc.ABC):
             return
         step = self._loop.step
         if error is not None:
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            text = failure_text(error, sys.argv[1:], os.environ)
             self._files.journal.append_event(FailedEvent(step=step, message=text[-MAX_TRACEBACK:]))
         try:
             self._loop.close(failed=error is not None)
