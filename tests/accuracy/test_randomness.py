@@ -118,3 +118,28 @@ def test_attention_that_drops_is_random_and_is_judged_without():
     assert judged("scaled_dot_product_attention", [q, q, q, None, 0.5], {}, result) == (Status.SKIP, "random")
     sound = functional.scaled_dot_product_attention(q, q, q)
     assert judged("scaled_dot_product_attention", [q, q, q], {"dropout_p": 0.0}, sound)[0] is Status.PASS
+
+
+DRAWS = {
+    "rand": lambda number: torch.rand(number),
+    "randn": lambda number: torch.randn(number),
+    "uniform": lambda number: torch.empty(number).uniform_(2, 3),
+    "exponential": lambda number: torch.empty(number).exponential_(2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("number", [1, 2, 7, 20, 64, 5000])
+@pytest.mark.parametrize("name", DRAWS)
+def test_zeros_and_numbers_beyond_the_range_never_pass_for_draws(name, number, dtype):
+    """Of a few numbers nothing can be said, and nothing is."""
+    torch.manual_seed(number)
+    drawn = DRAWS[name](number).to(dtype)
+    taken = {"uniform": [drawn, 2.0, 3.0], "exponential": [drawn, 2.0]}.get(name, [number])
+
+    assert judged(name, taken, {}, drawn)[0] in (Status.PASS, Status.SKIP)
+    assert judged(name, taken, {}, torch.zeros_like(drawn))[0] is not Status.PASS
+    if number >= 20:
+        assert judged(name, taken, {}, torch.zeros_like(drawn))[0] is Status.ERROR
+    if name != "randn" and float(drawn.float().max()) > 0.5:
+        assert judged(name, taken, {}, (-drawn.float()).to(dtype))[0] is Status.ERROR

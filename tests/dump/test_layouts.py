@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from trainermon import PrecisionDebugger
+from trainermon.dump.encode import tensor_form
 from trainermon.dump.files.reader import read_dump
-from trainermon.dump.files.records import DumpInfo
+from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED, DumpInfo
+from trainermon.dump.forms import TensorLeaf
+from trainermon.dump.statistics import TensorReadings
 from trainermon.replay.replay import StepKeeper
 from trainermon.replay.state import same_bits
 from trainermon.statistics.kernel import moments
@@ -126,3 +129,23 @@ def test_a_value_that_json_does_not_know_costs_no_entry(tmp_path):
     debugger.close()
     dump = read_dump(tmp_path / "step0/rank0")
     assert (dump.info.errors, len(dump.entries)) == (0, 1)
+
+
+def test_statistics_are_brought_while_a_function_transform_runs():
+    tensor = torch.arange(12.0).reshape(3, 4)
+    readings, forms = TensorReadings(), []
+
+    def look(part):
+        forms.append(tensor_form(part))
+        readings.read([TensorLeaf("input.0", part, forms[-1])])
+        readings.resolve()
+        return part.sum()
+
+    torch.func.grad(look)(tensor)
+    torch.func.vmap(look)(tensor)
+
+    texts = [json.loads(form.text()) for form in forms]
+    assert [(text["Max"], text["Norm"], text["shape"]) for text in texts] == [
+        (11.0, pytest.approx(np.linalg.norm(np.arange(12.0))), [3, 4])
+    ] * 2
+    assert [text[TRANSFORMED] for text in texts] == [IN_GRAD, IN_VMAP]

@@ -19,7 +19,7 @@ from trainermon.accuracy.legacy_metrics import LegacyVerdict
 from trainermon.accuracy.places import Place, index_at, place_of
 from trainermon.accuracy.products import GradientSum, RankSum
 from trainermon.accuracy.randomness import is_drawn, is_idle, odds_against
-from trainermon.accuracy.reference import Reference, smallest_number, unit_roundoff
+from trainermon.accuracy.reference import Reference, computing_roundoff, smallest_number, unit_roundoff
 
 _SINGLE = 2.0**-24
 _SIGNS_TESTED = 1000
@@ -204,7 +204,7 @@ def judge_gradient(
         return _of(given, Status.ERROR, f"shape: {tuple(exact.shape)} in float64", family)
     if not given.numel():
         return _of(given, Status.PASS, "", family)
-    coarsest = max(coarsest, unit_roundoff(given.dtype))
+    coarsest = max(coarsest, coarsest_roundoff([given]))
     found = _FloatingResult(given, exact, family).judgement(gradient, 0, coarsest)
     return found if review is None else review(found, given, exact)
 
@@ -219,8 +219,8 @@ def family_of_call(name: str, call: OperationCall) -> Family:
 
 
 def coarsest_roundoff(tensors: Sequence[Tensor]) -> float:
-    """Return the largest unit roundoff of the types of `tensors`; 0 if none is floating."""
-    return max((unit_roundoff(tensor.dtype) for tensor in tensors), default=0.0)
+    """Return the `computing_roundoff` of the types of `tensors`."""
+    return computing_roundoff(tensor.dtype for tensor in tensors)
 
 
 def _judge(given: Tensor, reference: Reference, number: int, coarsest: float, family: Family) -> Judgement:

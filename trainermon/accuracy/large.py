@@ -129,7 +129,7 @@ def judge_large_gradient(given: Tensor, terms: Sequence[tuple[LargeBackward, int
     alike = all(one.shape == result.shape and one.stride() == result.stride() for one in laid_out)
     if not alike or any(part.result_shape != result.shape for part in parts):
         return None
-    coarsest = max([unit_roundoff(given.dtype), *(backward.backward.coarsest for backward, _ in terms)])
+    coarsest = max([coarsest_roundoff([given]), *(backward.backward.coarsest for backward, _ in terms)])
 
     def judged(block: _Block) -> Judgement:
         part = _of_block(result, block)

@@ -20,7 +20,7 @@ from trainermon.accuracy.allowances import HARD_TO_DIFFERENTIATE, gradient_allow
 from trainermon.accuracy.calls import OperationCall, cast, eps_of, mapped, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.inner_sums import error_of_paths
-from trainermon.accuracy.reference import RoundoffMove, magnitude_of, smallest_number, unit_roundoff
+from trainermon.accuracy.reference import RoundoffMove, computing_roundoff, magnitude_of, stored_rounding, unit_roundoff
 from trainermon.accuracy.whole_errors import allowed_norm, common_factor, is_swamped, most_likely
 
 NUM_PROBES = 4
@@ -51,7 +51,7 @@ class BackwardCall(NamedTuple):
         """The largest unit roundoff of its types."""
         given = [*self.call.tensors, *(one for one in self.gradients if one is not None)]
         types = [tensor.dtype for tensor in given] + ([self.inside] if self.inside else [])
-        return max(map(unit_roundoff, types), default=0.0)
+        return computing_roundoff(types)
 
 
 def gradients_on(backward: BackwardCall, device: str) -> list[Tensor]:
@@ -364,7 +364,7 @@ class GradientSum:
     def allowed(self, number: int, output: torch.dtype, unit: float) -> Tensor:
         """Return the allowed error of each element of the gradient of type `output`; see `Reference.allowed`."""
         exact = self.results[number].abs()
-        allowed = 2 * unit_roundoff(output) * exact + smallest_number(output)
+        allowed = stored_rounding(exact, output)
         if len(self._parts) > 1:  # each is rounded, and so is each sum
             sizes = sum(_of(product.results, place).abs() for product, place in self._parts)
             allowed = allowed + len(self._parts) * unit_roundoff(output) * sizes
@@ -421,7 +421,7 @@ class RankSum:
     def allowed(self, number: int, output: torch.dtype, _unit: float) -> Tensor:
         """Return the allowed error of each element: each addition, in any order, may round to that type."""
         sums = self._number * unit_roundoff(output) * self._magnitude
-        return sums + 2 * unit_roundoff(output) * self.results[number].abs() + smallest_number(output)
+        return sums + stored_rounding(self.results[number].abs(), output)
 
     def allowed_norm(self, _number: int, _unit: float) -> float:
         """Return infinity: errors are not limited as a whole."""

@@ -20,6 +20,8 @@ _SIGMAS = 5.0
 _NO_CHANCE = math.log(1e-12)
 # What the statistic of Kolmogorov and Smirnov times the root of the number exceeds with the probability of five sigmas.
 _DISTANCE = 2.75
+# Where chance makes so large a distance, numbers are too few to tell: zeros are a half from a normal distribution.
+_TELLS_NOTHING = 0.5
 _DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_dropout": 2}
 _UNBATCHED = {"dropout1d": 2, "dropout3d": 4}
 # By operation the places of the share that is dropped and of whether it is training, with what they are by default.
@@ -95,7 +97,12 @@ def odds_against(name: str, call: OperationCall, given: Tensor) -> str | None:
     distribution = _cumulated(_last(name), call, given)
     if distribution is None:
         return None
-    return "another distribution" if _distance(distribution, given) > 1 else ""
+    if _is_alike(given):
+        return "all numbers are alike"
+    moved, allowed = 4 * unit_roundoff(given.dtype), _DISTANCE / math.sqrt(given.numel())
+    if bool(((distribution < -moved) | (distribution > 1 + moved)).any()) or _distance(distribution) > allowed + moved:
+        return "another distribution"
+    return "" if allowed < _TELLS_NOTHING else None
 
 
 def determined(name: str, call: OperationCall, given: Any, gradient: Tensor | None) -> OperationCall | None:
@@ -176,19 +183,22 @@ def _is_unlikely(events: Tensor, chance: float, *, correlated: bool = False) -> 
 
 
 def _cumulated(last: str, call: OperationCall, given: Tensor) -> Tensor | None:
-    """Return for each element of the sorted result the share that should lie below it; None if that is not known."""
+    """Return for each element of the sorted result the share that should lie below it; None if that is not known.
+
+    Beyond the range of a distribution it is less than 0, or more than 1.
+    """
     if not given.is_floating_point() or not given.numel():
         return None
     values = given.double().flatten().sort().values
     found: Tensor | None = None
     if last in ("rand", "rand_like"):
-        found = values.clamp(0, 1)
+        found = values
     elif last in ("randn", "randn_like"):
         found = torch.special.ndtr(values)
     elif len(_floats(call)) == 1:  # what it writes to: the parameters are numbers
         low, high = _numbers(call, *_PARAMETERS.get(last, ()))
         if last == "uniform" and high > low:
-            found = ((values - low) / (high - low)).clamp(0, 1)
+            found = (values - low) / (high - low)
         elif last == "normal" and high > 0:
             found = torch.special.ndtr((values - low) / high)
         elif last == "exponential":
@@ -196,17 +206,20 @@ def _cumulated(last: str, call: OperationCall, given: Tensor) -> Tensor | None:
     return found
 
 
-def _distance(cumulated: Tensor, given: Tensor) -> float:
-    """Return how far the elements are from a distribution, in what is allowed (Kolmogorov and Smirnov).
+def _is_alike(given: Tensor) -> bool:
+    """Return whether all elements are one number, which no draw from a range gives (one in a million million)."""
+    enough = given.numel() > 1 + _NO_CHANCE / math.log(unit_roundoff(given.dtype))
+    return enough and bool((given == given.flatten()[0]).all())
 
-    A type of few digits moves each by some roundoffs.
-    """
+
+def _distance(cumulated: Tensor) -> float:
+    """Return how far the elements are from a distribution, as Kolmogorov and Smirnov have it."""
     if not bool(cumulated.isfinite().all()):
         return math.inf
     number = cumulated.numel()
     below = torch.arange(number, dtype=torch.float64) / number
     distance = torch.maximum((cumulated - below).abs(), (cumulated - below - 1 / number).abs()).max()
-    return float(distance) / (_DISTANCE / math.sqrt(number) + 4 * unit_roundoff(given.dtype))
+    return float(distance)
 
 
 def _numbers(call: OperationCall, *named: tuple[str, float]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ NUM_PROBES = 4
 # Each pair of columns agrees in half of the rows: up to four arguments have every sign relative to the first.
 _TURNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 _SINGLE = 2.0**-24
+_COARSEST = 2.0**-8  # of bfloat16
 _SAMPLED, _MOST = 1 << 16, 0.75
 _PARTIAL_SUMS = 64
 # In roundoffs: what one number that is rounded on the way, as a scale, makes all elements off by.
@@ -43,6 +45,22 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     return torch.finfo(dtype).eps / 2
+
+
+def computing_roundoff(types: Iterable[torch.dtype]) -> float:
+    """Return the largest unit roundoff of those of `types` that torch computes in; 0 if none is floating.
+
+    Numbers of 8 bits and less are stored, no more: what is made of them is computed in a type of 16 bits at least.
+    """
+    return min(max(map(unit_roundoff, types), default=0.0), _COARSEST)
+
+
+def last_rounding(dtype: torch.dtype) -> float:
+    """Return by how much of its size a number may be off that was rounded to `dtype` once: a step of that type.
+
+    At most a half, so that nothing is allowed that is next to zero (of `float8_e8m0fnu` a step is as much as that).
+    """
+    return min(2 * unit_roundoff(dtype), 0.5)
 
 
 class Reference:
@@ -91,7 +109,7 @@ class Reference:
         """
         exact = self.results[number].abs()
         share = self._share
-        allowed = 2 * unit_roundoff(output) * exact + smallest_number(output)
+        allowed = stored_rounding(exact, output)
         if share.ulps:
             allowed = allowed + 2 * share.ulps * unit * exact
         if share.inputs and self._first is not None and self._first.shape == exact.shape:
@@ -255,6 +273,11 @@ def _squared(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.abs().square() if value.is_floating_point() or value.is_complex() else value
     return abs(value) ** 2 if isinstance(value, float | complex) else value
+
+
+def stored_rounding(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return by how much each number, of these magnitudes, may be off when it is rounded to `dtype` once."""
+    return last_rounding(dtype) * exact + smallest_number(dtype)
 
 
 def smallest_number(dtype: torch.dtype) -> float:

@@ -17,7 +17,7 @@ from trainermon.accuracy.allowances import allowance_of
 from trainermon.accuracy.calls import OperationCall, RepeatableCall
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.judge import family_of_call
-from trainermon.accuracy.reference import OF_OWN_TYPE, RoundoffMove, unit_roundoff
+from trainermon.accuracy.reference import OF_OWN_TYPE, RoundoffMove, last_rounding, unit_roundoff
 
 _SINGLE = 2.0**-24
 # What a result moves by when its inputs move by a roundoff, at least, in roundoffs of its root mean square.
@@ -98,7 +98,7 @@ class QuickReference:
 
     def _new_bound(self, number: int, output: torch.dtype) -> Tensor:
         exact, share = self.results[number], self._share
-        relative = 2 * unit_roundoff(output) + 2 * share.ulps * _SINGLE
+        relative = last_rounding(output) + 2 * share.ulps * _SINGLE
         allowed = exact.abs().mul_(relative).add_(self._absolute(number, output))
         if self._moved is not None:
             moved = self._moved[number]

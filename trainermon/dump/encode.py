@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainermon.core.environment.secrets import clean_argument
 from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
-from trainermon.statistics.layout import PLAIN_TYPES, nested_elements
+from trainermon.statistics.layout import PLAIN_TYPES, is_masked, nested_elements
 
 _STRIDED = torch.strided
 _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
@@ -51,6 +51,7 @@ def tensor_form(tensor: Tensor) -> TensorForm:
 
     Of one that does not lie in memory in the order of its dimensions the strides are in it, too. The shape of a nested
     one is that of its elements, component after component; `nested` says how many components and dimensions there are.
+    A masked one has `masked`.
     """
     if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
         form = TensorForm(form_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
@@ -60,6 +61,9 @@ def tensor_form(tensor: Tensor) -> TensorForm:
     if tensor.is_nested:
         return _nested_form(tensor)
     form = TensorForm(form_head(_TENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
+    if type(tensor) not in PLAIN_TYPES and is_masked(tensor):
+        form.add("masked", "zeros are where it is masked")
+        return form
     if tensor.layout is _STRIDED and not tensor.is_contiguous():
         form.more = f', "stride": {list(tensor.stride())}'
     return form

@@ -16,6 +16,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from trainermon.dump.files.numbers import NO_NUMBERS
+from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED
 
 # The JSON of a string, by the encoder's own function: 0.1 µs.
 quoted = encode_basestring_ascii
@@ -93,8 +94,9 @@ class TensorForm:
 
     def show_batch(self, shape: Sequence[int]) -> None:
         """Say that the tensor is one inside torch.func's vmap or grad, and has `shape` with all that is batched."""
-        self.head = _SHAPE.sub(f'"shape": {list(shape)}', self.head, count=1)
-        self.add("transformed", "inside vmap or grad; the shape is that of the whole batch")
+        whole = _SHAPE.sub(f'"shape": {list(shape)}', self.head, count=1)
+        self.add(TRANSFORMED, IN_GRAD if whole == self.head else IN_VMAP)
+        self.head = whole
 
     def text(self) -> str:
         """Return the tensor's JSON object as text: type, shape, statistics, order and what was added."""

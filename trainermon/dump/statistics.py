@@ -21,6 +21,7 @@ from trainermon.statistics.layout import (
     PLAIN_TYPES,
     is_strided,
     is_whole,
+    outside_transforms,
     readable,
     stored_elements,
     untransformed,
@@ -219,7 +220,8 @@ class _WrittenRows:
     def bring(self) -> None:
         if not self._waiting:
             return
-        with DisableTorchFunction():  # a flush may come where a function mode is on, and records what is called
+        # a flush may come where a function mode is on, and records what is called, or a function transform
+        with DisableTorchFunction(), outside_transforms():
             rows = self._rows[: len(self._waiting)].cpu().numpy()
         texts = numbers_texts(rows, [element_kind(dtype) for _, dtype in self._waiting])
         for (reading, dtype), text in zip(self._waiting, texts, strict=True):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainermon.core.errors import DumpError
+from trainermon.dump.files.records import IN_VMAP, TRANSFORMED
 from trainermon.dump.files.tensor_files import load_tensor
 from trainermon.dump.forms import MAX_ITEMS
 
@@ -45,6 +46,7 @@ class FormDecoder:
             return form
         kind = form.get("type")
         if "dtype" in form and "shape" in form:
+            _refuse_other(form)
             return self._tensor(form)
         if not isinstance(kind, str):
             return {name: self(item) for name, item in form.items()}
@@ -66,6 +68,20 @@ class FormDecoder:
             shapes = f"has the shape {list(found.shape)}, {list(form['shape'])} in dump.json"
             raise DumpError(f"{UNREADABLE} {Path(name).name} {shapes}")
         return _as_it_lay(found, form.get("stride"))
+
+
+def _refuse_other(form: Mapping[str, Any]) -> None:
+    """Raise an error if the file of a tensor has numbers of it, and is not what the call took.
+
+    Raises:
+        DumpError: What it has.
+    """
+    if str(form.get(TRANSFORMED, "")).startswith(IN_VMAP.partition(";")[0]):
+        raise DumpError("it ran inside vmap: the dump has what the whole batch took, and not each call")
+    if "nested" in form:
+        raise DumpError("it ran on nested tensors: the dump has their elements, and not which component each is of")
+    if "masked" in form:
+        raise DumpError("it ran on masked tensors: the dump has zeros where they are masked")
 
 
 def _torchs_name(dtype: str) -> str:

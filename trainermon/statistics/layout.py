@@ -217,16 +217,21 @@ def _unwrap(tensor: Tensor) -> Tensor:
             with torch.no_grad():
                 local: Tensor = tensor.to_local()
             return readable(local)
-    masked = getattr(sys.modules.get("torch.masked.maskedtensor.core"), "MaskedTensor", None)
-    if masked is not None and isinstance(tensor, masked):
+    if is_masked(tensor):
         with torch.no_grad():
-            unmasked: Tensor = tensor.detach().to_tensor(0)
+            unmasked: Tensor = tensor.detach().to_tensor(0)  # type: ignore[attr-defined]
         return unmasked
     pending = getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
     if pending is not None and isinstance(tensor, pending):
         result: Tensor = tensor.wait()
         return result
     return tensor
+
+
+def is_masked(tensor: Tensor) -> bool:
+    """Return whether `tensor` is one of torch.masked, some of whose elements are not there."""
+    kind = getattr(sys.modules.get("torch.masked.maskedtensor.core"), "MaskedTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def is_whole(dtype: torch.dtype) -> bool:

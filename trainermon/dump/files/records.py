@@ -22,6 +22,10 @@ TENSOR_FOLDER = "dump_tensor_data"
 
 # What we add to an entry of dump.json stands in one dict under this name: msprobe's compare cannot bear a number there.
 EXTRA = "trainermon"
+TRANSFORMED = "transformed"
+"""In the form of a tensor inside a function transform of torch.func: which."""
+IN_VMAP = "inside vmap; the shape is that of the whole batch"
+IN_GRAD = "inside grad"
 RECOMPUTED = "recomputed"
 """In a backward's extra: its forward ran a second time for it (activation checkpointing), unrecorded."""
 
