@@ -26,6 +26,7 @@ from pathlib import Path
 from trainermon.core.control import ControlPage, ControlReader, Phase
 from trainermon.core.journal import Header, JournalReader, JournalWriter
 from trainermon.core.journal.frames import encode_block
+from trainermon.core.journal.spool_thread import SpoolThread
 from trainermon.core.spool import open_spool
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 
@@ -50,10 +51,10 @@ def report(name: str, rounds: list[float]) -> None:
     print(f"{name:<58} {median:9.3f} us  ({min(rounds):.3f} .. {max(rounds):.3f}, {len(rounds)} rounds)")
 
 
-def make_writer(directory: Path, num_series: int) -> JournalWriter:
+def make_writer(directory: Path, num_series: int, thread: SpoolThread | None = None) -> JournalWriter:
     placement = Placement(dtype="bfloat16", shape=(4096, 4096), partitioned_over=("dp",))
     keys = [SeriesKey(Kind.GRAD_REDUCED, f"layers.{index}.mlp.fc.weight") for index in range(num_series)]
-    writer = JournalWriter(directory, HEADER)
+    writer = JournalWriter(directory, HEADER, thread=thread)
     writer.add_series(keys, [placement] * num_series)
     return writer
 
@@ -71,9 +72,32 @@ def bench_appends(directory: Path, num_series: int) -> None:
     descriptor = os.open(directory / "plain", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     report(f"  its system call alone, {title}", cpu_us(lambda: os.writev(descriptor, payload), APPENDS))
     os.close(descriptor)
-    report(f"new file with the table of {num_series} series", cpu_us(writer._open_next, 5))
+    report(f"new file with the table of {num_series} series", cpu_us(lambda: writer._open_next(1), 5))
     print(f"{'  skipped, dropped files':<58} {writer.skipped:>6}, {writer.dropped_files}")
     writer.close()
+    shutil.rmtree(directory)
+
+
+def bench_hand_over(directory: Path, num_series: int) -> None:
+    """Time what a step waits for a record that a thread writes, in elapsed time, with a pause between records."""
+    directory.mkdir()
+    writer = make_writer(directory, num_series)
+    (directory / "handed").mkdir()
+    thread = SpoolThread()
+    handing = make_writer(directory / "handed", num_series, thread)
+    block = StatBlock(
+        step=1, time_s=0.0, series=array.array("I", range(num_series)), values=array.array("d", bytes(64 * num_series))
+    )
+    for name, one in (("written by the step", writer), ("handed to the thread", handing)):
+        elapsed = []
+        for _ in range(300):
+            time.sleep(0.001)
+            begin = time.perf_counter()
+            one.append_block(block)
+            elapsed.append((time.perf_counter() - begin) * 1e6)
+        report(f"elapsed: {num_series} series {name}", elapsed)
+        one.close()
+    thread.close()
     shutil.rmtree(directory)
 
 
@@ -115,6 +139,8 @@ def main() -> None:
         directory = open_spool("bench", root)
         for num_series in (1000, 3000):
             bench_appends(directory / str(num_series), num_series)
+        for num_series in (50, 1000):
+            bench_hand_over(directory / f"handed{num_series}", num_series)
         bench_reading(directory / "read", 3000)
         bench_page(directory)
     finally:

@@ -363,7 +363,7 @@ def test_a_reader_that_is_ahead_waits(tmp_path, open_reader):
     assert reader.poll() == []
     assert open_reader(reader.cursor).poll() == []
 
-    writer._open_next()
+    writer._open_next(writer._sequence)
     writer.append_block(make_block(1))
     writer.close()
 

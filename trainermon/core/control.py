@@ -20,10 +20,12 @@ import sys
 import weakref
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainermon.core.errors import SpoolError
+from trainermon.core.journal.spool_thread import SpoolThread
 from trainermon.core.private_files import open_private, replace_file
 from trainermon.core.spool import rank_path, unusable
 from trainermon.core.strict import shown
@@ -88,7 +90,8 @@ class Heartbeat:
 class ControlPage:
     """A rank's side of its control page (4 KiB of memory shared with the agent): sends heartbeats, reads commands.
 
-    Generation and epoch go on where an earlier attempt left them. A forked child beats into nothing.
+    Generation and epoch go on where an earlier attempt left them. A forked child beats into nothing. A `thread` sends
+    the beats, the newest where several wait; commands are read from what lies in memory.
 
     Attributes:
         command_problem: Why `read_commands` left something out when it was last called, '' if it did not.
@@ -97,8 +100,11 @@ class ControlPage:
         SpoolError: The page cannot be created.
     """
 
-    def __init__(self, directory: Path, rank: int) -> None:
+    def __init__(self, directory: Path, rank: int, thread: SpoolThread | None = None) -> None:
         self.command_problem = ""
+        self._thread = thread
+        self._coming = (0, Phase.SETUP, 0.0)
+        self._is_handed_over = False
         self._command_path = rank_path(directory, rank, "cmd")
         self._path = rank_path(directory, rank, "page")
         try:
@@ -118,10 +124,23 @@ class ControlPage:
         """Send a heartbeat with step and phase. Cost: about 1 µs, one system call. A failure is only reported."""
         if self._descriptor < 0:
             return
+        if self._thread is None:
+            self._send(self._descriptor, step, phase, time_s)
+            return
+        self._coming = (step, phase, time_s)
+        if not self._is_handed_over:  # else the thread has not looked yet
+            self._is_handed_over = True
+            self._thread.take(partial(self._send_coming, self._descriptor))
+
+    def _send_coming(self, descriptor: int) -> None:
+        self._is_handed_over = False  # before it looks: one that comes later is handed over again
+        self._send(descriptor, *self._coming)
+
+    def _send(self, descriptor: int, step: int, phase: Phase, time_s: float) -> None:
         self._generation = generation = self._generation + 1
         slot = _BEAT.pack(generation, step, time_s, phase, self._pid)
         try:
-            os.pwrite(self._descriptor, slot + _CRC.pack(zlib.crc32(slot)), _SLOTS[generation & 1])
+            os.pwrite(descriptor, slot + _CRC.pack(zlib.crc32(slot)), _SLOTS[generation & 1])
         except OSError as error:
             self._complain(f"takes no beats ({error}): the agent will take this rank for hung")
 
@@ -150,12 +169,12 @@ class ControlPage:
     def _make_anew(self) -> None:
         self._complain("was changed by somebody else: it is made anew, and training goes on")
         descriptor = _create_page(self._path)
-        os.close(self._descriptor)
-        self._descriptor = descriptor
+        os.dup2(descriptor, self._descriptor, inheritable=False)  # the number stays: a thread may be about to use it
+        os.close(descriptor)
         # A command that came meanwhile is looked for: those that are known already are not carried out again.
         self._epoch = (self._epoch + 1) & 0xFFFFFFFF
         self._word = _epoch_word(self._epoch)
-        os.pwrite(descriptor, self._word, _EPOCH_OFFSET)
+        os.pwrite(self._descriptor, self._word, _EPOCH_OFFSET)
 
     def _complain(self, trouble: str) -> None:
         if not self._has_complained:
@@ -174,9 +193,18 @@ class ControlPage:
 
     def close(self) -> None:
         """Close the page: beats are dropped, and the epoch stays what it was. May be called again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        if self._thread is None:
+            os.close(descriptor)
+        else:
+            self._thread.take(partial(os.close, descriptor))
+
+    def leave_to_parent(self) -> None:
+        """Beat into nothing from now on, in a forked child."""
+        self._thread = None
+        self.close()
 
 
 # A child shares the descriptor, so it would beat in its parent's name. Asking for the pid at each beat costs 0.12 µs.
@@ -185,7 +213,7 @@ _pages: weakref.WeakSet[ControlPage] = weakref.WeakSet()
 
 def _close_pages_in_child() -> None:
     for page in list(_pages):
-        page.close()
+        page.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_close_pages_in_child)

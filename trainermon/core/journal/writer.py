@@ -1,6 +1,6 @@
 """The rank's side of the journal: one system call per record, and never an exception into the training step.
 
-There is no thread, no fsync and no lock. What cannot be written is skipped and counted.
+There is no fsync and no lock. What cannot be written is skipped and counted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainermon.core.events import RankEvent
 from trainermon.core.journal import frames
 from trainermon.core.journal.files import JournalFiles
 from trainermon.core.journal.frames import BlockFrame, Cursor, Header
+from trainermon.core.journal.spool_thread import SpoolThread
 from trainermon.core.spool import rank_path, unusable
 from trainermon.core.values import Placement, SeriesKey, StatBlock
 
@@ -59,8 +61,10 @@ class JournalWriter:
     forked child writes nothing. Files are 0600; one ends before `file_bytes` (unless a single record is larger), and
     the oldest ones are removed where all together would exceed `budget_bytes`.
 
+    With a `thread` all files but the first are written there: a record that it takes counts as written until it is
+    skipped, a slow disk makes no pause, and what the thread cannot take is skipped.
+
     Attributes:
-        skipped: Records that were not written.
         bytes_written: Bytes of whole frames written, series tables included.
 
     Raises:
@@ -76,13 +80,15 @@ class JournalWriter:
         budget_bytes: int = 512 << 20,
         slow_write_s: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
+        thread: SpoolThread | None = None,
     ) -> None:
-        self.skipped = 0
         self.bytes_written = 0
+        self._num_failed = self._num_not_taken = 0  # one number for each thread, so that none is lost
+        self._thread = thread
         self._files = JournalFiles(
             directory, header.coordinates.rank, file_bytes=min(file_bytes, budget_bytes // 2), budget_bytes=budget_bytes
         )
-        self._pause = WritePause(slow_write_s, clock)
+        self._pause = WritePause(slow_write_s if thread is None else math.inf, clock)
         self._is_own = True
         _writers.add(self)
         self._header_start = frames.encode_header_start(header)
@@ -94,7 +100,7 @@ class JournalWriter:
         self._has_records = False
         self._looked_s = -math.inf
         try:
-            self._open_next()
+            self._open_next(self._sequence)
         except OSError as error:
             raise unusable(rank_path(directory, header.coordinates.rank, "*.jnl"), error) from error
 
@@ -102,6 +108,11 @@ class JournalWriter:
     def cursor(self) -> Cursor:
         """Position in the journal behind the last record that was written."""
         return Cursor(self._file_number, self._offset)
+
+    @property
+    def skipped(self) -> int:
+        """Records that were not written."""
+        return self._num_failed + self._num_not_taken
 
     @property
     def dropped_files(self) -> int:
@@ -112,9 +123,7 @@ class JournalWriter:
         """Add series to the table of this and of every later file; return the id of the first one."""
         first_id = self._num_series
         rows = frames.encode_series(keys, placements)
-        if not self._append(frames.SERIES, [b'{"first_id": %d, "series": [' % first_id, rows, b"]}"]):
-            self._abandon()  # blocks with the new ids may only follow in a file whose header has them
-        self._table += b"," + rows if self._table and rows else rows
+        self._append(frames.SERIES, [b'{"first_id": %d, "series": [' % first_id, rows, b"]}"], rows)
         self._num_series += len(keys)
         return first_id
 
@@ -144,41 +153,62 @@ class JournalWriter:
     def close(self) -> None:
         """Write the end and close the file; may be called again. A forked child only closes its own descriptor."""
         self._append(frames.END, [])
-        self._abandon()
+        if self._thread is None:
+            self._abandon()
+        else:  # it may be writing, and the number of a closed file goes to the next that is opened
+            self._thread.take(self._abandon)
         self._is_own = False
 
     def leave_to_parent(self) -> None:
         """Write nothing any more, in a forked child."""
-        self._is_own = False
+        self._is_own, self._thread = False, None
 
-    def _append(self, frame_type: int, payload: list[Any] | BlockFrame) -> bool:
+    def _append(self, frame_type: int, payload: list[Any] | BlockFrame, rows: bytes = b"") -> bool:
+        """Write a record, or hand it over; `rows` are in the series table from then on, even if it is skipped."""
         if not self._is_own:
             return False
+        number = self._sequence
+        self._sequence += frame_type != frames.END
+        if isinstance(payload, BlockFrame):
+            frame: list[Any] = [payload.sealed(number)]
+            length = len(payload.memory)
+        else:
+            frame, length = frames.encode_frame(frame_type, number, payload)
+        if self._thread is None:
+            return self._try_record(number, frame, length, rows)
+        # A copy: the memory of the rows is used again. What readers need to understand others is always taken.
+        work = partial(self._try_record, number, [b"".join(frame)], length, rows)
+        is_taken = self._thread.take(work, 0 if frame_type in (frames.SERIES, frames.END) else length)
+        if not is_taken:
+            self._num_not_taken += 1
+            self._tell_skipped("the disk of the spool hangs, or is slower than what is to be written")
+        return is_taken
+
+    def _try_record(self, number: int, frame: list[Any], length: int, rows: bytes) -> bool:
         begin_s = self._pause.now_s()
         trouble = ""
         if begin_s < self._pause.end_s:
             trouble = f"the spool was slow; the next record is tried in {self._pause.end_s - begin_s:.1f} s"
         else:
             try:
-                self._write_record(frame_type, payload, begin_s)
+                self._write_record(number, frame, length, begin_s)
             except OSError as error:
                 self._abandon()
                 trouble = str(error)
             self._pause.begin_if_slow(begin_s)
-        self._sequence += frame_type != frames.END
         if trouble:
-            self._skip(trouble)
+            self._num_failed += 1
+            self._tell_skipped(trouble)
+        if rows:
+            if trouble:
+                self._abandon()  # blocks with the new ids may only follow in a file whose header has them
+            self._table += b"," + rows if self._table else rows
         return not trouble
 
-    def _write_record(self, frame_type: int, payload: list[Any] | BlockFrame, now_s: float) -> None:
-        if isinstance(payload, BlockFrame):
-            frame: list[Any] = [payload.sealed(self._sequence)]
-            length = len(payload.memory)
-        else:
-            frame, length = frames.encode_frame(frame_type, self._sequence, payload)
+    def _write_record(self, number: int, frame: list[Any], length: int, now_s: float) -> None:
         is_full = self._has_records and self._offset + length > self._files.file_bytes
         if self._descriptor < 0 or is_full:
-            self._open_next()
+            self._open_next(number)
         _write(self._descriptor, frame, length)
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
@@ -194,14 +224,14 @@ class JournalWriter:
                 errno.ENOENT, "somebody removed the file from the spool, with all that was not read"
             )
 
-    def _open_next(self) -> None:
+    def _open_next(self, number_of_record: int) -> None:
         """A new file with a header is open; the one before it is finished for ever."""
         self._abandon()
         number, path = self._files.next_file()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         content = [self._header_start, self._table, b"]}"]
-        header, length = frames.encode_frame(frames.HEADER, self._sequence, content)
+        header, length = frames.encode_frame(frames.HEADER, number_of_record, content)
         try:
             _write(self._descriptor, header, length)
         except OSError:
@@ -213,8 +243,7 @@ class JournalWriter:
         self.bytes_written += length
         self._files.keep_budget()
 
-    def _skip(self, trouble: str) -> None:
-        self.skipped += 1
+    def _tell_skipped(self, trouble: str) -> None:
         if self.skipped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: a long trouble must not fill the log
             logger.warning("journal of rank %d: %d records skipped: %s", self._files.rank, self.skipped, trouble)
 

@@ -24,7 +24,6 @@ from trainermon.core.config import MonitorConfig, is_followed
 from trainermon.core.control import Phase
 from trainermon.core.environment.code import failure_text
 from trainermon.core.events import DetachedEvent, FailedEvent
-from trainermon.core.spool import disk_type
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, Kind
 from trainermon.hooks.containment import PlainFaultGuard
@@ -162,13 +161,13 @@ class AttachedRank(abc.ABC):
         _living.add(self)
 
     def _tell_of_disk(self) -> None:
-        """Say that a disk that hangs can stop a step, if the spool lies on one."""
-        found = disk_type(self._files.directory)
-        if found:
+        """Say what a disk that hangs does, if the spool lies on one."""
+        if self._files.disk:
             logger.info(
-                "the spool lies on a disk (%s, %s): if that hangs, a step may hang with it; where /dev/shm has room, "
-                "let TRAINERMON_SPOOL or spool_dir name a folder in it",
-                found,
+                "the spool lies on a disk (%s, %s): while that hangs, training goes on and rows wait, but a step that "
+                "writes a dump hangs with it; where /dev/shm has room, let TRAINERMON_SPOOL or spool_dir name a "
+                "folder in it",
+                self._files.disk,
                 self._files.directory,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -12,10 +13,13 @@ import trainermon
 from trainermon.core.config import MonitorConfig
 from trainermon.core.control import ControlPage
 from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.journal.spool_thread import CLOSE_S, SpoolThread
 from trainermon.core.outbox import Outbox
-from trainermon.core.spool import RankLock, memory_share_bytes, open_spool, spool_root
+from trainermon.core.spool import RankLock, disk_type, memory_share_bytes, open_spool, spool_root
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates
+
+logger = logging.getLogger("trainermon")
 
 
 class RankSpool:
@@ -23,6 +27,7 @@ class RankSpool:
 
     Attributes:
         directory: The run's spool.
+        disk: The type of the file system if that may be a disk, "" for memory; a disk is written to by a thread.
         page: Control page of the rank.
         journal: Journal of the rank.
         outbox: What the rank sends to the run directory.
@@ -36,20 +41,31 @@ class RankSpool:
         with contextlib.ExitStack() as opened:  # closes what is open if the rest cannot be opened
             self._lock = RankLock(self.directory, coordinates.rank)
             opened.callback(self._lock.close)
-            self.page = ControlPage(self.directory, coordinates.rank)
+            self.disk = disk_type(self.directory)
+            self._thread = SpoolThread() if self.disk else None
+            opened.callback(self._end_thread)
+            self.page = ControlPage(self.directory, coordinates.rank, self._thread)
             opened.callback(self.page.close)
             share = memory_share_bytes(self.directory, coordinates.local_world_size)
             budget = min(int(config.spool_mb * (1 << 20)), share)
-            self.journal = JournalWriter(self.directory, _header(run, coordinates), budget_bytes=budget)
+            header = _header(run, coordinates)
+            self.journal = JournalWriter(self.directory, header, budget_bytes=budget, thread=self._thread)
             opened.callback(self.journal.close)
             self.outbox = Outbox(self.directory, run.directory, coordinates.rank)
             opened.pop_all()
 
     def close(self) -> None:
-        """Close the files, and release the rank's lock."""
+        """Close the files, and release the rank's lock; a disk that hangs is waited for 5 seconds."""
         self.journal.close()
         self.page.close()
+        self._end_thread()
         self._lock.close()
+
+    def _end_thread(self) -> None:
+        if self._thread is not None and not self._thread.close():
+            logger.warning(
+                "the spool %s took nothing for %.0f s: what the monitor wrote last is lost", self.directory, CLOSE_S
+            )
 
 
 def spool_of(run: RunIdentity, config: MonitorConfig) -> Path:
