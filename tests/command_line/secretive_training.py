@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 from torch import nn
@@ -28,11 +29,12 @@ class Net(nn.Module):
         url = "https://anne:{url}@example.org/x"
         settings = {"password": "{literal}", "tokenizer": "shown_in_code"}
         header = f"Authorization: Bearer {header}"
+        note = ["{service}", f"{deployed} {x.shape}"]  # {comment}
         return self.layer(x)
 
 
 parser = argparse.ArgumentParser()
-for option in ("--pw", "--api-key", "--header", "--db-url", "--auth-type", "--pass-through", "--out"):
+for option in ("--pw", "--api-key", "--header", "--db-url", "--auth-type", "--pass-through", "--note", "--out"):
     parser.add_argument(option)
 arguments = parser.parse_args()
 torch.manual_seed(0)
@@ -45,6 +47,8 @@ monitor = TrainerMon(
         "agent": {"linger_s": 1},
         "xy_distribution": True,
         "environment": True,
+        "format": ["csv", "tensorboard"],
+        "tags": ["shown_tag"],
     }
 )
 monitor.set_monitor(model, optimizer)
@@ -52,7 +56,7 @@ debugger = PrecisionDebugger(dump_path=f"{arguments.out}/dump", level="mix", tas
 for step in range(3):
     debugger.start(model)
     x = torch.randn(2, 8) * (float("nan") if step == 2 else 1.0)
-    y = model(x, token="{keyword}", options={"password": "{nested}", "tokenizer": "shown_in_call"})
+    y = model(x, token="{keyword}", options={"password": ["{nested}"], "tokenizer": "shown_in_call", "{passed}": 1})
     loss = y.pow(2).mean()
     monitor.record(loss=loss)
     loss.backward()
@@ -60,5 +64,7 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad()
     debugger.step()
-monitor.close()
 debugger.close()
+sys.excepthook = lambda *_: None  # what Python prints is the script's own
+session_key, db_password = arguments.note, "{variable}"
+raise ConnectionError(f"shown_in_message: {db_password} and {raised} are refused, as is {session_key}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
+from trainermon.core.environment.secrets import clean_argument
 from trainermon.dump.files.numbers import NO_NUMBERS
 from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED
 
@@ -121,9 +122,9 @@ class TensorLeaf(NamedTuple):
 
 
 def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
-    """Return names and items of a mapping, a named tuple or a dataclass; None of anything else."""
+    """Return names, without secrets, and items of a mapping, a named tuple or a dataclass; None of anything else."""
     if isinstance(value, Mapping):
-        return list(value.items())
+        return [(clean_argument("", name) if type(name) is str else name, item) for name, item in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

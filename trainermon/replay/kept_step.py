@@ -140,7 +140,7 @@ def _plain(value: Any, place: str, name: str = "") -> Any:
     if type(value) in (list, tuple):
         return type(value)(_plain(item, f"{place}[{number}]", name) for number, item in enumerate(value))
     if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {key: _plain(item, f"{place}[{key!r}]", f"{name}.{key}") for key, item in value.items()}
+        return {_plain(key, place): _plain(item, f"{place}[{key!r}]", f"{name}.{key}") for key, item in value.items()}
     if type(value) in _PLAIN or (isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter, nn.Buffer)):
         return value
     raise NotCoveredError(f"{place} is a {type(value).__name__}, which cannot be stored safely")
