@@ -1,12 +1,11 @@
 """Pairs of dumps with tensors of every dtype and layout: a change is found, or said not to be judged."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
 
-from tests.tensor_kinds import DAMAGES, every_kind, numbers, unchanged_by
+from tests.dumped_kinds import TASKS, all_dumps, kind_of
+from tests.tensor_kinds import DAMAGES, unchanged_by
 from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import compare
 from trainermon.analysis.compare.answer.summary import headline
@@ -17,65 +16,16 @@ from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, WARN
 from trainermon.dump.files.reader import read_dump
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: quantized, sparse and masked tensors may change
-TASKS = {
-    "statistics": {"task": "statistics"},
-    "tensor": {"task": "tensor"},
-    "md5": {"task": "statistics", "summary_mode": "md5"},
-}
-
-
-class Shows(nn.Module):
-    """Gives each tensor to a module of its own."""
-
-    def __init__(self, names):
-        super().__init__()
-        self.kinds = nn.ModuleDict({name: nn.Identity() for name in names})
-
-    def forward(self, tensors):
-        for name, tensor in tensors.items():
-            self.kinds[name](tensor)
-
-
-def dumped(folder, values, task):
-    tensors = {f"{name}_": tensor for name, tensor in every_kind(values).items()}
-    model = Shows(tensors)
-    config = folder.with_suffix(".json")
-    options = TASKS[task]
-    config.write_text(
-        json.dumps(
-            {
-                "task": options["task"],
-                "dump_path": str(folder),
-                "rank": [],
-                "step": [],
-                "level": "L0",
-                options["task"]: {"summary_mode": options.get("summary_mode", "statistics")},
-            }
-        )
-    )
-    debugger = PrecisionDebugger(config_path=str(config))
-    debugger.start(model)
-    model(tensors)
-    debugger.stop()
-    debugger.close()
-    return folder / "step0/rank0"
 
 
 @pytest.fixture(scope="module", params=TASKS)
 def dumps(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    sides = {"sound": numbers(), "again": numbers()}
-    sides |= {name: damage(numbers()) for name, damage in DAMAGES.items()}
-    found = {name: dumped(folder / name, values, request.param) for name, values in sides.items()}
-    PrecisionDebugger.close()
-    return request.param, found
+    return request.param, all_dumps(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def results(comparison):
     return {
-        call.key.removeprefix("Module.kinds.").removesuffix("_.Identity.forward.0"): {
-            row.result for row in call.rows if row.target.state == OUTPUT
-        }
+        kind_of(call.key): {row.result for row in call.rows if row.target.state == OUTPUT}
         for call in comparison.calls
         if ".kinds." in call.key
     }

@@ -92,7 +92,7 @@ def judge_alone(tree: GraphTree, *directories: Path) -> GraphFindings:
     origin, node, where = _first_origin(tree, directories) if nonfinite.any() else (None, None, "")
     if origin is None:
         masked = int(nonfinite.sum())
-        nothing = "Everything is finite." if len(tree.nodes) > 1 else f"No call was dumped in {directories[0]}."
+        nothing = all_finite(num_unread(tree)) if len(tree.nodes) > 1 else f"No call was dumped in {directories[0]}."
         sentence = _harmless(masked) if masked else nothing
         return GraphFindings(sentence, (), verdicts, errors, nonfinite)
     verdicts[nonfinite] = NodeVerdict.WARNING
@@ -190,6 +190,21 @@ def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:
         if node.call is not None and not all(map(_finite, node.call.values)):  # few are looked at any closer
             nonfinite[place] = any(not value.is_finite for value in _made(node))
     return nonfinite
+
+
+def all_finite(number: int) -> str:
+    """Return the answer of a dump without a value that is not finite, of which so many tensors have no statistics."""
+    if not number:
+        return "Everything is finite."
+    has = "one tensor has" if number == 1 else f"{number:,} tensors have"
+    return f"Everything that was read is finite; {has} no statistics."
+
+
+def num_unread(tree: GraphTree) -> int:
+    """Return how many tensors have no statistics; one that is in several places is one, if the dump tells."""
+    values = [value for node in tree.nodes if node.call is not None for value in node.call.values if value.is_unread]
+    known = {value.identity for value in values if value.identity is not None}
+    return len(known) + sum(value.identity is None for value in values)
 
 
 def _first_origin(tree: GraphTree, directories: Sequence[Path]) -> tuple[Origin | None, int | None, str]:

@@ -32,7 +32,8 @@ class GraphValue(NamedTuple):
         num_bytes: Size of its elements; 0 where the type is not known.
         dtype: Type of its elements as the dump writes it, `torch.float32`; "": not known.
         norm: Root of the sum of squares; NaN: not known.
-        is_finite: No element is NaN or infinite.
+        is_finite: No element is NaN or infinite, as far as is known.
+        is_unread: It may have elements, and the dump has no number of them.
     """
 
     use: ValueUse
@@ -42,6 +43,7 @@ class GraphValue(NamedTuple):
     dtype: str
     norm: float
     is_finite: bool
+    is_unread: bool = False
 
 
 _WIDTHS = {
@@ -54,13 +56,22 @@ _WIDTHS = {
     "float16": 2,
     "bfloat16": 2,
     "int16": 2,
+    "uint64": 8,
+    "uint32": 4,
+    "complex32": 4,
+    "uint16": 2,
     "int8": 1,
     "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
     "bool": 1,
 }
 _MAX_NUMBERED = 16
 _NUMBERED = {name: tuple(f"{name}.{index}" for index in range(_MAX_NUMBERED)) for name in ("input", "output")}
-_OURS = ("dtype", "shape", "order", "Norm", "nans", "infs")
+_OURS = ("dtype", "shape", "order", "Norm", "nans", "infs", "Max")
 _as_ours = itemgetter(*_OURS)
 _new = tuple.__new__  # what the constructor of a named tuple comes to, in a third of the time
 _USES = {
@@ -92,17 +103,19 @@ def values_of(entry: Mapping[str, Any], direction: str) -> list[GraphValue]:
 def value_of(use: ValueUse, slot: str, form: Mapping[str, Any]) -> GraphValue:
     """Return the tensor that `form` describes, as an entry of dump.json does."""
     try:
-        dtype, shape, order, norm, nans, infs = _as_ours(form)
+        dtype, shape, order, norm, nans, infs, largest = _as_ours(form)
     except KeyError:
-        dtype, shape, order, norm, nans, infs = map(form.get, _OURS)
+        dtype, shape, order, norm, nans, infs, largest = map(form.get, _OURS)
     identity = order if type(order) is int else _looks(form)
     is_finite = nans == infs == 0 if type(nans) is type(infs) is int else _is_finite(form)
     size = norm if type(norm) is float else _number(norm)
+    is_unread = largest is None and form.get("Mean") is None
     try:
         num_bytes = prod(shape) * _width(dtype)
+        is_unread = is_unread and 0 not in shape
     except TypeError:  # a shape that is none
         num_bytes = 0
-    return _new(GraphValue, (use, slot, identity, num_bytes, dtype, size, is_finite))
+    return _new(GraphValue, (use, slot, identity, num_bytes, dtype, size, is_finite, is_unread))
 
 
 def _collect(found: list[GraphValue], use: ValueUse, slot: str, value: Any) -> None:

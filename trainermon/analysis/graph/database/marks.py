@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainermon.analysis.graph.database.schema import ERROR_FROM, WARNING_FROM
-from trainermon.analysis.graph.findings import GraphFinding, GraphFindings, NodeVerdict, nonfinite_of
+from trainermon.analysis.graph.findings import (
+    GraphFinding,
+    GraphFindings,
+    NodeVerdict,
+    all_finite,
+    nonfinite_of,
+    num_unread,
+)
 from trainermon.analysis.graph.overflow import OverflowLevel, innermost, overflow_levels
 from trainermon.analysis.graph.tree import GraphKind, GraphTree, NodeSide
 from trainermon.dump.files.records import BACKWARD
@@ -94,9 +101,8 @@ def find_nonfinite(tree: GraphTree) -> GraphFindings:
     counts = [at for at in np.flatnonzero(nonfinite).tolist() if _counts(tree, at)]
     if not counts:
         number = int(nonfinite.sum())
-        sentence = (
-            f"{number:,} calls give values that are not finite, as masks may be." if number else "Everything is finite."
-        )
+        masked = f"{number:,} calls give values that are not finite, as masks may be."
+        sentence = masked if number else all_finite(num_unread(tree))
         return GraphFindings(sentence, (), verdicts, errors, nonfinite)
     verdicts[nonfinite] = NodeVerdict.WARNING
     critical = np.flatnonzero(overflow_levels(tree) == OverflowLevel.CRITICAL).tolist()
