@@ -31,7 +31,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-again test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-mindspore bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
+.PHONY: help demo test test-again test-light test-random check check-js measure coverage test-slow test-cuda-build test-trl test-mindspore test-server test-gpu bench bench-detection bench-silent bench-diagnosis bench-compare-quality bench-check bench-check-cost bench-hangs bench-mindspore bench-gpu fuzz-checkpoints dashboards-render sync lock build test-wheel release-check release-name build-release chart image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -157,6 +157,9 @@ bench: $(READY) $(BENCH_READY) ## measure what the README says, side by side wit
 
 bench-detection: $(READY) ## judge the alert rules on labelled runs of twelve families, and write docs/detection.md
 	$(BIN)/python -m benchmarks.bench_detection --write
+
+bench-silent: $(READY) ## judge the monitor on published silent errors and hard healthy programs, and write docs/silent.md
+	$(BIN)/python -m benchmarks.bench_silent --write
 
 bench-diagnosis: $(READY) ## diagnose more than 200 injected faults in every parallel split, and write docs/diagnosis.md
 	$(BIN)/python -m benchmarks.bench_diagnosis --write

@@ -1,0 +1,71 @@
+"""One rank of one training under the monitor, started as the guide says.
+
+python benchmarks/silent/worker.py CASE healthy|broken FOLDER FIRST
+
+It trains from step FIRST to the end, or to the step before which the case restarts; then a checkpoint lies in FOLDER.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.silent.case import SilentCase, cases_of
+from benchmarks.silent.loop import digest, rank_of_job
+from trainermon import TrainerMon
+
+CONFIG = Path(__file__).parents[2] / "examples" / "monitor_config.json"
+HEAVY = {"zero": "tests.frameworks.deepspeed.engines", "megatron": "tests.frameworks.megatron.gpt"}
+"""What is imported once for all ranks."""
+
+
+def main() -> None:
+    name, variant, folder, first = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    framework = name.partition("-")[0]
+    case = next(case for case in cases_of(framework) if case.name == name)
+    if framework == "zero":
+        importlib.import_module(HEAVY["zero"]).start()
+    elif case.ranks > 1 or framework == "megatron":
+        dist.init_process_group("gloo")
+    train(case, folder, first, broken=variant == "broken")
+    if dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's own end is not always clean
+
+
+def train(case: SilentCase, folder: Path, first: int, *, broken: bool) -> None:
+    """Train one rank, and write down its losses and a digest of its weights."""
+    torch.manual_seed(0)
+    loop = case.build(broken=broken)
+    torch.manual_seed(1000 + rank_of_job() + first)  # dropout is each rank's own
+    kept, is_first = folder / f"checkpoint{rank_of_job()}.pt", first == 0 and case.restart > 0
+    if first:
+        loop.resume(torch.load(kept, weights_only=False))
+    last = case.restart if is_first else loop.steps
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    config |= {"run_id": "run", "output_dir": str(folder), "spool_dir": str(folder / "spool")}
+    monitor = TrainerMon(config | {"agent": {"linger_s": 0, "wait_s": 60}})
+    options = {"start_iteration": first} if first else {}
+    optimizer = () if loop.optimizer is None else (loop.optimizer,)
+    monitor.set_monitor(loop.model, *optimizer, grad_acc_steps=loop.micro_steps, **options)
+    losses = loop.run(monitor, first, last)
+    if is_first:
+        torch.save(loop.checkpoint(), kept)
+    monitor.close()
+    facts = {"losses": losses, "digest": digest(loop.model)}
+    (folder / f"rank{rank_of_job()}-{first}.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
+elif len(sys.argv) > 1 and (heavy := HEAVY.get(sys.argv[1].partition("-")[0])):
+    importlib.import_module(heavy)

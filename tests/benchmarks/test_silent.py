@@ -1,0 +1,59 @@
+"""The list of silent errors is as its page says, and the judge judges."""
+
+import collections
+
+import pytest
+
+from benchmarks.silent.case import FRAMEWORKS, HALVES, Mechanism, all_cases
+from benchmarks.silent.judge import SilentVerdict, judge
+from benchmarks.silent.page import MARK, written
+
+MIN_FAULTS = {"plain": 28}
+
+
+def test_every_framework_has_its_cases_in_both_halves():
+    faults = [case for case in all_cases().values() if case.mechanism is not None]
+    counts = collections.Counter(case.framework for case in faults)
+
+    assert {name: counts[name] for name, least in MIN_FAULTS.items() if counts[name] < least} == {}
+    assert set(MIN_FAULTS) == {name for name in FRAMEWORKS if name != "hard"}
+    assert {case.half for case in faults} == set(HALVES)
+
+
+@pytest.mark.parametrize("case", all_cases().values(), ids=lambda case: case.name)
+def test_a_case_says_what_is_right_to_say_of_it(case):
+    assert case.name.startswith(f"{case.framework}-")
+    assert case.source
+    assert case.wrong
+    assert case.ranks in {1, 2, 4}
+    if case.mechanism is not None:
+        assert isinstance(case.mechanism, Mechanism)
+        assert case.phrases == tuple(phrase.lower() for phrase in case.phrases) != ()
+        assert case.phases
+
+
+def test_a_visible_error_is_judged_beside_its_twin(tmp_path):
+    case = all_cases()["plain-schedule-too-fast"]
+
+    verdict = judge(case, tmp_path / "runs")
+
+    assert verdict.error == ""
+    assert verdict.differs
+    assert verdict.is_silent
+    assert not verdict.false
+    page = written(f"# Kept\n{MARK}old", [(case, verdict)], reveals=True)
+    assert page.startswith(f"# Kept\n{MARK}")
+    assert f"| {case.name} |" in page
+    assert "old" not in page
+
+
+def test_the_page_says_of_the_unseen_half_only_how_much_was_found():
+    cases = all_cases().values()
+    seen, unseen = (next(case for case in cases if case.half == half) for half in HALVES)
+    verdicts = [(case, SilentVerdict(name=case.name, found_by={"some-rule": 7})) for case in (seen, unseen)]
+
+    page = written(MARK, verdicts, reveals=False)
+
+    assert f"| {seen.name} |" in page
+    assert unseen.name not in page
+    assert "| unseen | 1 | 1 |" in page
