@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from trainermon.alerts.conditions.criteria import (
     MAX_WINDOW,
+    BreaksLaw,
     Criterion,
     Dead,
     Differs,
@@ -29,6 +30,7 @@ from trainermon.alerts.conditions.criteria import (
 )
 from trainermon.alerts.document import DocumentNode, nearest
 from trainermon.alerts.extensions import CustomCondition, conditions_of_others
+from trainermon.alerts.laws.registry import law_names, law_of
 from trainermon.core.values import Kind
 
 
@@ -211,6 +213,18 @@ def _straggler(when: DocumentNode) -> Straggler:
     return Straggler(ratio=node.number("ratio", 1.2, above=1.0), least_s=least_s, window=window)
 
 
+def _law(when: DocumentNode) -> BreaksLaw:
+    if isinstance(when.raw("law"), str):
+        return BreaksLaw(law=when.choice("law", law_names()))
+    name = when.child("law", ("name", *_all_settings())).choice("name", law_names())
+    node = when.child("law", ("name", *law_of(name).settings))
+    return BreaksLaw(law=name, settings={key: node.number(key) for key in law_of(name).settings if key in node})
+
+
+def _all_settings() -> tuple[str, ...]:
+    return tuple({key: None for name in law_names() for key in law_of(name).settings})
+
+
 def _reported(when: DocumentNode) -> Reported:
     if when.raw("reported") is not True:
         raise when.fail("reported", "expected true: the agent itself says when it holds")
@@ -239,6 +253,7 @@ READERS: Mapping[str, Callable[[DocumentNode], Criterion]] = MappingProxyType(
         "drift": _drift,
         "exceeds": _exceeds,
         "frozen": _frozen,
+        "law": _law,
         "reported": _reported,
     }
 )

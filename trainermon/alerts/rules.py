@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from trainermon.alerts.conditions.criteria import (
     ACROSS_RANKS,
     IMPLIED,
+    BreaksLaw,
     Criterion,
     Dead,
     Differs,
@@ -30,6 +31,8 @@ from trainermon.alerts.conditions.criteria import (
 )
 from trainermon.alerts.document import DocumentNode, every_mistake, items, nearest, read_document
 from trainermon.alerts.extensions import CustomCondition
+from trainermon.alerts.laws.law import Law
+from trainermon.alerts.laws.registry import law_of
 from trainermon.alerts.reading import criterion_names, read_criterion
 from trainermon.core.derived import DERIVED, MOMENTS
 from trainermon.core.errors import RuleError
@@ -83,6 +86,7 @@ class SeriesSelection:
     Attributes:
         kinds: Any of these kinds.
         names: Shell patterns; a series is meant if one of them matches its name or, with a slot, `<name>.<slot>`.
+        companions: Those of the kinds of which all series are meant, whatever they are called.
         statistic: What is computed from a series' moments; see `statistics.DERIVED`.
         skipped: Whether steps count that the framework skipped to lower a loss scale, as it is meant to.
         learned: Whether alerts count while the loss is below a twentieth of its first values, as `LossLevel` tells.
@@ -90,6 +94,7 @@ class SeriesSelection:
 
     kinds: tuple[Kind, ...]
     names: tuple[str, ...] = ("*",)
+    companions: tuple[Kind, ...] = ()
     statistic: str = "nonfinite"
     skipped: bool = True
     learned: bool = True
@@ -98,6 +103,8 @@ class SeriesSelection:
         """Return whether the rule looks at this series."""
         if key.kind not in self.kinds:
             return False
+        if key.kind in self.companions:
+            return True
         pattern = _pattern(self.names)
         return bool(pattern.match(key.name) or (key.slot and pattern.match(f"{key.name}.{key.slot}")))
 
@@ -312,6 +319,8 @@ def _read_selection(node: DocumentNode, when: Criterion) -> SeriesSelection:
         if "on" in node:
             raise node.fail("on", "stands beside when.reported, which looks at no series: leave it out")
         return SeriesSelection(kinds=(), names=(), statistic=IMPLIED[Reported])
+    if isinstance(when, BreaksLaw):
+        return _selection_of_law(node, law_of(when.law))
     on = node.child("on", ("kind", "names", "statistic", "skipped", "learned"))
     kinds = on.texts("kind")
     known = tuple(kind.value for kind in Kind)
@@ -327,6 +336,18 @@ def _read_selection(node: DocumentNode, when: Criterion) -> SeriesSelection:
         statistic=_read_statistic(on, when),
         skipped=on.flag("skipped", default=True),
         learned=on.flag("learned", default=True),
+    )
+
+
+def _selection_of_law(node: DocumentNode, law: Law) -> SeriesSelection:
+    names = node.child("on", ("names",)).texts("names", law.names) if "on" in node else law.names
+    kinds = (*law.rows, *law.also)
+    return SeriesSelection(
+        kinds=kinds,
+        names=names,
+        companions=(Kind.STEP,) if Kind.STEP in kinds else (),
+        statistic=IMPLIED[BreaksLaw],
+        skipped=False,
     )
 
 

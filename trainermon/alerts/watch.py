@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainermon.alerts.across_ranks.partners import RatioPartners
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.alerts.conditions.contained import ContainedWatcher
-from trainermon.alerts.conditions.criteria import ACROSS_RANKS, Ratio
+from trainermon.alerts.conditions.criteria import ACROSS_RANKS, BreaksLaw, Ratio
 from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import RuleState
 from trainermon.alerts.wording import AlertConcern, AlertMoment, make_alert
@@ -163,4 +163,12 @@ class RuleWatch:
 
     def _concern(self, series: NDArray[np.bool_], first_step: int) -> AlertConcern:
         slots = self.group.worst_first(series)
-        return AlertConcern(slots=slots, keys=self.keys, peaks=self.group.peaks, first_step=first_step)
+        return AlertConcern(
+            slots=slots, keys=self.keys, num_judged=self._num_judged, peaks=self.group.peaks, first_step=first_step
+        )
+
+    @property
+    def _num_judged(self) -> int:
+        if not isinstance(self.rule.when, BreaksLaw):
+            return len(self.keys)
+        return sum(key.kind is self.rule.on.kinds[0] for key in self.keys)

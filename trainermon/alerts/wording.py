@@ -41,12 +41,14 @@ class AlertConcern:
     Attributes:
         slots: The series, worst first; at least one.
         keys: The key of every series that the rule looks at.
+        num_judged: Of how many of them it says anything: a law only of those of its first kind.
         peaks: The worst values.
         first_step: The step on which the condition began.
     """
 
     slots: NDArray[np.intp]
     keys: list[SeriesKey]
+    num_judged: int
     peaks: SeriesPeaks
     first_step: int
 
@@ -97,7 +99,7 @@ def _sentence(rule: AlertRule, state: AlertState, concern: AlertConcern, moment:
     value, usual = float(peaks.value[worst]), float(peaks.baseline[worst])
     fields = {
         "k": len(concern.slots),
-        "n": len(concern.keys),
+        "n": concern.num_judged,
         "step": moment.step,
         "rank": moment.rank,
         "worst": concern.keys[worst].label,

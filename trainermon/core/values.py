@@ -281,6 +281,7 @@ class AlertCondition(TextEnum):
     DRIFT = "drift"
     EXCEEDS = "exceeds"
     FROZEN = "frozen"
+    LAW = "law"
     REPORTED = "reported"
     CUSTOM = "custom"
 

@@ -47,9 +47,8 @@ class ComparedRank(NamedTuple):
 
     def apply(self) -> None:
         """Update the rank's rule by this result: alerts may begin or end."""
-        chosen, verdict, baseline = self.found
-        part = self.part
-        part.watch.update(part.indices[chosen], verdict, part.moments[:, chosen], baseline, self.step)
+        found = self.found
+        self.part.watch.update(found.slots, found.verdict, found.moments, found.baseline, self.step)
 
 
 class ComparedStep(NamedTuple):
@@ -148,7 +147,7 @@ class AcrossRanks:
         if moments.base is not None and look.watch.rule.name not in self._prompt:
             moments = moments.copy()  # what waits long must not keep the whole block
         place = header.coordinates
-        return PeerPart(place.rank, place, time_s, look.watch, look.slots, moments)
+        return PeerPart(place.rank, header.attempt, taken.step, place, time_s, look.watch, look.slots, moments)
 
     def _complete(
         self, names: Collection[str], done: Sequence[tuple[int, Mapping[int, Mapping[str, PeerPart]]]]

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.core.derived import Array
 
-Found = tuple[Indices, ConditionVerdict, Array]
-"""Which of a part's series are judged, what is said of them, and what they were compared with."""
+
+class Found(NamedTuple):
+    """What a comparison says of the series of one rank.
+
+    Attributes:
+        slots: Which, as positions among the series of the rule.
+        moments: Their moments, [8, n].
+        verdict: What is said of them.
+        baseline: What they were compared with.
+    """
+
+    slots: Indices
+    moments: Array
+    verdict: ConditionVerdict
+    baseline: Array
 
 
 class ComparisonMemory:

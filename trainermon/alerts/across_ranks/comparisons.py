@@ -13,8 +13,9 @@ from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable, same_part
 from trainermon.alerts.across_ranks.shards import DeadComparison
 from trainermon.alerts.across_ranks.stragglers import StragglerComparison
 from trainermon.alerts.conditions.condition import ConditionVerdict
-from trainermon.alerts.conditions.criteria import Dead, Differs, Spread, Straggler
+from trainermon.alerts.conditions.criteria import BreaksLaw, Dead, Differs, Spread, Straggler
 from trainermon.alerts.conditions.spread import MAD_TO_SIGMA, spread_of
+from trainermon.alerts.laws.comparison import LawComparison
 from trainermon.alerts.rules import AlertRule
 from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
@@ -33,6 +34,8 @@ def make_comparison(rule: AlertRule) -> ComparisonMemory | None:
             return StragglerComparison(when)
         case Dead() as when:
             return DeadComparison(when)
+        case BreaksLaw() as when:
+            return LawComparison(when)
     return None
 
 
@@ -86,4 +89,4 @@ class SpreadComparison(ComparisonMemory):
         verdict = ConditionVerdict(
             self._derive(part.moments), own, own > self._condition.score, own < self._condition.clear, blind
         )
-        return np.arange(len(columns)), verdict, np.exp(usual) if self._logarithmic else usual
+        return Found(part.indices, part.moments, verdict, np.exp(usual) if self._logarithmic else usual)

@@ -113,7 +113,8 @@ class DiffersComparison(ComparisonMemory):
         own = status[columns]
         self.num_odd[part.rank] += int((own > 0).sum())
         value = part.moments[SUM] if self._derive is None else self._derive(part.moments)
-        return np.arange(len(columns)), ConditionVerdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
+        verdict = ConditionVerdict(value, own, own > 0, own == 0, np.isnan(own))
+        return Found(part.indices, part.moments, verdict, usual[columns])
 
 
 def _of_others(same: Mask, votes: NDArray[np.intp], value: Array) -> Array:

@@ -21,6 +21,8 @@ class PeerPart(NamedTuple):
 
     Attributes:
         rank: The rank.
+        attempt: The start of the job.
+        step: The step.
         place: Its coordinates in the job.
         time_s: Unix time of the step.
         watch: The rule, as it watches this rank.
@@ -29,6 +31,8 @@ class PeerPart(NamedTuple):
     """
 
     rank: int
+    attempt: int
+    step: int
     place: Coordinates
     time_s: float
     watch: RuleWatch

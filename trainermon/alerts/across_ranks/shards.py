@@ -73,7 +73,7 @@ class DeadComparison(ComparisonMemory):
             verdict.clear[place, columns],
             verdict.blind[place, columns],
         )
-        return np.arange(len(columns)), own, np.full(len(columns), np.nan)
+        return Found(part.indices, part.moments, own, np.full(len(columns), np.nan))
 
 
 def _same_tensor(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:

@@ -68,8 +68,9 @@ class StragglerComparison(ComparisonMemory):
             return [None] * len(parts)
         clear, score = (excess < self._limit / 2.0) | (more_s < self._least_s / 2.0), np.exp(excess)
         return [
-            (
-                rows[n].times[:1],
+            Found(
+                parts[n].indices[rows[n].times[:1]],
+                parts[n].moments[:, rows[n].times[:1]],
                 ConditionVerdict(*(each[n : n + 1] for each in (value, score, bad, clear))),
                 baseline[[n]],
             )

@@ -273,6 +273,19 @@ class Straggler:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BreaksLaw:
+    """Condition of a rule: rows of a step, of all ranks of the node, break a law; see alerts/laws/README.md.
+
+    Attributes:
+        law: Its name.
+        settings: The numbers of the law that the rule sets otherwise.
+    """
+
+    law: str
+    settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """Condition of rules that no statistic can judge, as `hang`: the agent itself says when it holds.
 
@@ -297,6 +310,7 @@ Criterion = (
     | Spread
     | Differs
     | Straggler
+    | BreaksLaw
     | Reported
     | CustomCondition
 )
@@ -304,7 +318,7 @@ Criterion = (
 MAX_WINDOW = 100_000
 """So many values a rule may keep of every series: 8 bytes each."""
 
-ACROSS_RANKS = (Spread, Differs, Straggler, Dead)
+ACROSS_RANKS = (Spread, Differs, Straggler, Dead, BreaksLaw)
 """Conditions that compare the ranks of a node; all others look at one rank alone."""
 
 IMPLIED: Mapping[type[Criterion], str] = MappingProxyType(
@@ -314,6 +328,7 @@ IMPLIED: Mapping[type[Criterion], str] = MappingProxyType(
         Frozen: "sum",
         Saturated: "absmax",
         Straggler: "sum",
+        BreaksLaw: "value",
         Reported: "value",
     }
 )
@@ -334,6 +349,7 @@ _CONDITIONS: Mapping[type[Criterion], AlertCondition] = MappingProxyType(
         Spread: AlertCondition.SPREAD,
         Differs: AlertCondition.DIFFERS,
         Straggler: AlertCondition.STRAGGLER,
+        BreaksLaw: AlertCondition.LAW,
         Drift: AlertCondition.DRIFT,
         Exceeds: AlertCondition.EXCEEDS,
         Frozen: AlertCondition.FROZEN,
@@ -344,7 +360,7 @@ _CONDITIONS: Mapping[type[Criterion], AlertCondition] = MappingProxyType(
 
 _SIDES: Mapping[type, AlertDirection] = MappingProxyType(
     {
-        **dict.fromkeys((NonFinite, Flat, Frozen, Dead, NotDecreasing, Differs, Reported), AlertDirection.NONE),
+        **dict.fromkeys((NonFinite, Flat, Frozen, Dead, NotDecreasing, Differs, BreaksLaw, Reported), AlertDirection.NONE),
         **dict.fromkeys((Exceeds, Saturated, Straggler), AlertDirection.UP),
         Vanishing: AlertDirection.DOWN,
     }

@@ -1,0 +1,1 @@
+"""What holds in every correct training, up to rounding: see README.md."""

@@ -1,0 +1,70 @@
+"""Laws of gradients: every trainable parameter gets one, and no step is made without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from trainermon.alerts.conditions.condition import Mask, grown
+from trainermon.alerts.laws.groups import data_groups
+from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.alerts.laws.updates import least_rate
+from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ
+from trainermon.core.values import Kind
+
+_BY_DESIGN = "expert"
+"""Part of the names of parameters that a router may well leave without any token for a long time."""
+
+
+class Reached(Relation):
+    """Every trainable parameter has had a gradient that is not zero, on some rank, within its first `steps` steps.
+
+    The size is the number of steps without one. Of a tensor that is spread over ranks of several nodes nothing is
+    said, nor of experts.
+    """
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._alive: Mask = np.zeros(0, np.bool_)
+        self._steps = np.zeros(0)
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+        rows, limit = step.rows[Kind.GRAD_REDUCED], self.settings["steps"]
+        size = len(step.tensors)
+        self._alive, self._steps = grown(self._alive, size, fill=False), grown(self._steps, size, 0.0)
+        with np.errstate(all="ignore"):
+            self._alive |= ((rows[:, SUM_SQ] > 0) | (rows[:, NANS] + rows[:, INFS] > 0)).any(axis=0)
+        if self._alive.all():
+            return None
+        self._steps += 1
+        seen = np.array([self._is_seen_whole(step, column) for column in range(size)])
+        without = np.where(self._alive, 0.0, self._steps)
+        judged = np.broadcast_to(seen & (self._steps > limit), (len(rows), size))
+        return LawVerdict(np.broadcast_to(without, judged.shape), np.full(judged.shape, limit), judged)
+
+    def _is_seen_whole(self, step: LawStep, column: int) -> bool:
+        held = [of_rank[column] for of_rank in step.placements[Kind.GRAD_REDUCED]]
+        known = [placement for placement in held if placement is not None]
+        if not known or _BY_DESIGN in step.tensors[column].name:
+            return False
+        is_spread = any(placement.partitioned_over or placement.length is not None for placement in known)
+        return not is_spread or bool(data_groups(step.places))
+
+
+class SomeGradient(Relation):
+    """A step of the optimizer has a gradient: some rank has one that is not zero, while learning rates are not.
+
+    The size is the share of the gradients that are missing or zero, 0 to 1; the law is broken at 1.
+    """
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+        rows, rate = step.rows[Kind.GRAD_REDUCED], least_rate(step)
+        if rate is None or not (rate > 0).any() or not data_groups(step.places):
+            return None
+        with np.errstate(all="ignore"):
+            alive = (rows[:, SUM_SQ] > 0) | (rows[:, NANS] + rows[:, INFS] > 0)
+        has_series = np.array([[p is not None for p in held] for held in step.placements[Kind.GRAD_REDUCED]])
+        share = 1.0 - alive.sum() / max(int(has_series.sum()), 1)
+        size = np.full(rows[:, COUNT].shape, share)
+        return LawVerdict(size, np.full(size.shape, 1.0 - 1e-9), has_series)

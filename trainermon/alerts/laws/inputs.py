@@ -1,0 +1,109 @@
+"""Laws of the data: no two ranks, and no two micro steps, are given the same, and nothing comes twice in a row."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from trainermon.alerts.laws.groups import data_groups
+from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.core.derived import COUNT, MAX, MIN
+from trainermon.core.values import Coordinates, Kind
+
+_WINDOW = 32
+
+
+class DistinctInputs(Relation):
+    """What the model is given differs between data-parallel ranks, and between the micro steps of a step.
+
+    Looked at is the first input of a module that is not what it was in the step before, as positions are: all of its
+    moments, bit for bit. The size is the number of other ranks and micro steps that were given the same.
+    """
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._data = DataColumns()
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+        given = self._data.of(step)
+        size = np.full((len(step.places), len(step.tensors)), np.nan)
+        for members in data_groups(step.places):
+            shown = [(rank, column, digest) for rank in members for column, digest in given.get(rank, {}).items()]
+            digests = [digest for _, _, digest in shown]
+            for rank, column, digest in shown:
+                size[rank, column] = digests.count(digest) - 1 if len(shown) > 1 else np.nan
+        return LawVerdict(size, np.zeros(size.shape), ~np.isnan(size))
+
+
+class NewInputs(Relation):
+    """What the model is given is new: not what one of the last `lag` batches was, while others are new.
+
+    A training that goes over few batches again and again means to. What is not meant is that part of the batches comes
+    twice and the rest does not, as from workers that draw the same numbers. The size is the share of the last 32
+    batches that were among the last few before them; it is judged where at least a quarter of them was new.
+    """
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._data = DataColumns()
+        self._last: dict[int, deque[bytes]] = {}
+        self._repeats: dict[int, deque[bool]] = {}
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+        size = np.full((len(step.places), len(step.tensors)), np.nan)
+        for rank, given in self._data.of(step).items():
+            share = self._share(step.places[rank], given.values())
+            for column in given:
+                size[rank, column] = share
+        return LawVerdict(size, np.full(size.shape, self.settings["share"]), ~np.isnan(size))
+
+    def _share(self, place: Coordinates, digests: object) -> float:
+        last = self._last.setdefault(place.rank, deque(maxlen=int(self.settings["lag"])))
+        repeats = self._repeats.setdefault(place.rank, deque(maxlen=_WINDOW))
+        for digest in _each(digests):
+            repeats.append(digest in last)
+            last.append(digest)
+        share = sum(repeats) / _WINDOW
+        return share if len(repeats) == _WINDOW and share <= 1.0 - self.settings["share"] else np.nan
+
+
+class DataColumns:
+    """Finds, on each rank, which column is the data: the first input that differs from the step before."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, dict[int, bytes]] = {}
+
+    def of(self, step: LawStep) -> Mapping[int, Mapping[int, bytes]]:
+        """Return, by position of the rank, the moments of the data by column: one column for each micro step."""
+        found = {}
+        rows = step.rows[Kind.ACTV]
+        for rank, place in enumerate(step.places):
+            shown = np.flatnonzero((rows[rank, COUNT] > 1) & (rows[rank, MIN] < rows[rank, MAX]))
+            chosen = self._first_changed(step, place.rank, rows[rank], shown)
+            if chosen:
+                found[rank] = chosen
+        return found
+
+    def _first_changed(self, step: LawStep, rank: int, rows: np.ndarray, shown: np.ndarray) -> Mapping[int, bytes]:
+        before = self._before.get(rank, {})
+        now: dict[int, bytes] = {}
+        data: dict[int, bytes] = {}
+        name: tuple[str, str, int] | None = None
+        for column in shown.tolist():
+            tensor = step.tensors[column]
+            own = (tensor.name, tensor.slot, tensor.call)
+            if name not in (None, own):
+                continue
+            now[column] = rows[:, column].tobytes()
+            if name is None and before.get(column, now[column]) != now[column]:
+                name = own
+            if name == own:
+                data[column] = now[column]
+        self._before[rank] = {**before, **now}
+        return data
+
+
+def _each(digests: object) -> Iterator[bytes]:
+    yield from digests  # type: ignore[misc]

@@ -1,0 +1,116 @@
+"""Laws of gradients that are reduced over ranks: a reduction is linear, and data-parallel ranks have different data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainermon.alerts.conditions.condition import Indices, Mask
+from trainermon.alerts.laws.groups import DATA_AXES, MergedTensors, data_groups, is_plain, merged
+from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, Array
+from trainermon.core.values import Kind
+
+_TERM = 2.0**-7
+"""What a reduction in 16 bits loses of a term: half a unit of bfloat16's 8 bits, twice for a result rounded once more.
+
+The errors of many terms are independent of each other, so of a sum of n of them it is the n-th root less."""
+
+_ORDER = 1e-5
+"""Of float32 sums, whose order differs from rank to rank."""
+
+
+class Linear(Relation):
+    """A reduced gradient is the scaled sum of what the ranks had: compared by the sum of its elements.
+
+    The scale is one for all parameters: 1 over the number of ranks, 1, or the one that most parameters show. The
+    size is the distance of the sums over the largest that the sum could be (root of n times the norm), 0 to about 1.
+    Where copies lie on other tensor or pipeline ranks, these may have been summed too.
+    """
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+        reduced = step.rows[Kind.GRAD_REDUCED]
+        size, explained = np.full((2, *reduced[:, COUNT].shape), np.nan)
+        for members in data_groups(step.places):
+            if len(members) > 1 or any(place.tp_size > 1 for place in step.places):
+                self._judge_group(step, members, size, explained)
+        return LawVerdict(size, explained, ~np.isnan(size))
+
+    def _judge_group(self, step: LawStep, members: Indices, size: Array, explained: Array) -> None:
+        given = _summed(step, members)
+        whole = merged(step, Kind.GRAD_REDUCED, members)
+        usable = self._usable(step, members, given, whole)
+        if not usable.any():
+            return
+        reach = np.sqrt(given.sum_sq * given.count)
+        wider = self._of_all_copies(step, members, given)
+        scale = _scale(whole.sum[usable], given.sum[usable], reach[usable], len(members))
+        apart = np.minimum(np.abs(whole.sum - scale * given.sum), np.abs(whole.sum - scale * wider)) / (scale * reach)
+        limit = _ORDER + _TERM * np.log2(2 * len(members)) / np.sqrt(given.count)
+        for rank in members:
+            here = usable & ~np.isnan(step.rows[Kind.GRAD_REDUCED][rank, COUNT])
+            size[rank, here], explained[rank, here] = apart[here], limit[here]
+
+    def _usable(self, step: LawStep, members: Indices, given: MergedTensors, whole: MergedTensors) -> Mask:
+        unreduced, first = step.rows[Kind.GRAD_UNREDUCED][members], step.placements[Kind.GRAD_UNREDUCED][members[0]]
+        plain = np.array([is_plain(placement) for placement in first])
+        lost = (step.rows[Kind.GRAD_REDUCED][members][:, [NANS, INFS]] > 0).any(axis=(0, 1))
+        lost |= (unreduced[:, [NANS, INFS]] > 0).any(axis=(0, 1))
+        usable: Mask = plain & (given.count == whole.count) & (given.sum_sq > 0) & ~lost
+        return usable
+
+    def _of_all_copies(self, step: LawStep, members: Indices, given: MergedTensors) -> Array:
+        """Return the sums over the tensor and pipeline ranks too that hold copies, where there are any."""
+        total = given.sum.copy()
+        first = members[0]
+        own = step.places[first]
+        for others in data_groups(step.places):
+            other = step.places[others[0]]
+            if others[0] == first:
+                continue
+            apart = {axis for axis in ("tp", "pp") if getattr(own, axis) != getattr(other, axis)}
+            theirs = _summed(step, others).sum
+            held = step.placements[Kind.GRAD_UNREDUCED][first]
+            copies = np.array([p is not None and apart <= {*p.replicated_over} - DATA_AXES for p in held])
+            total = np.where(copies & ~np.isnan(theirs), total + theirs, total)
+        return total
+
+
+class OwnData(Relation):
+    """Two data-parallel ranks never have the same gradients: they would have computed the same on the same data.
+
+    Of each tensor all moments are compared, bit for bit. The size is the share of tensors that another rank has, too;
+    the law is broken where that is all of them, and some are not zero.
+    """
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+        rows = step.rows[Kind.GRAD_UNREDUCED]
+        shown = ~np.isnan(rows[:, COUNT])
+        share = np.full(len(step.places), np.nan)
+        for members in data_groups(step.places):
+            if len(members) < 2:
+                continue
+            own = rows[members]
+            alive = (own[:, SUM_SQ] > 0) & shown[members]
+            for place, rank in enumerate(members):
+                same = (own == own[place]).all(axis=1) & shown[rank]
+                same[place] = False
+                most = same.sum(axis=1).max()
+                share[rank] = most / max(int(shown[rank].sum()), 1) if alive[place].any() else np.nan
+        size = np.broadcast_to(share[:, None], shown.shape)
+        return LawVerdict(size, np.full(shown.shape, 1.0 - 1e-9), shown & ~np.isnan(size))
+
+
+def _summed(step: LawStep, members: Indices) -> MergedTensors:
+    """Return, of what the ranks had before the reduction, the sums over them; NaN where one had none."""
+    rows = step.rows[Kind.GRAD_UNREDUCED][members]
+    return MergedTensors(rows[0, COUNT], rows[:, SUM].sum(0), rows[:, SUM_SQ].sum(0), rows[0, COUNT], rows[0, COUNT])
+
+
+def _scale(reduced: Array, given: Array, reach: Array, num_ranks: int) -> float:
+    """Return the scale that explains most parameters: 1 over the ranks, none, or what their ratio usually is."""
+    with np.errstate(all="ignore"):
+        ratios = reduced / given
+    sure = ratios[(np.abs(given) > 0.1 * reach) & (np.abs(ratios) > 1e-12)]
+    candidates = [1.0 / num_ranks, 1.0, *([float(np.median(sure))] if sure.size else [])]
+    fits = [int((np.abs(reduced - scale * given) <= 1e-2 * abs(scale) * reach).sum()) for scale in candidates]
+    return candidates[int(np.argmax(fits))]

@@ -1,0 +1,171 @@
+"""All laws: those that are built in, and those of installed packages.
+
+    [project.entry-points."trainermon.laws"]
+    mine = "package.module:MY_LAW"
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from trainermon.alerts.laws.gradients import Reached, SomeGradient
+from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
+from trainermon.alerts.laws.law import Law
+from trainermon.alerts.laws.reductions import Linear, OwnData
+from trainermon.alerts.laws.updates import Copied, Moves
+from trainermon.core.errors import RuleError
+from trainermon.core.values import Kind
+
+GROUP = "trainermon.laws"
+
+LAWS: tuple[Law, ...] = (
+    Law(
+        name="moves",
+        sentence="A parameter that has a gradient changes when the optimizer steps.",
+        rows=(Kind.PARAM_UPDATED, Kind.PARAM_ORIGIN, Kind.GRAD_REDUCED, Kind.STEP),
+        also=(Kind.EXP_AVG_SQ,),
+        relation=Moves,
+        tolerance="a step below a unit in the last place of the parameter's type is lost by rounding, and breaks nothing",
+        exceptions=(
+            "steps that the framework skips",
+            "learning rates of zero, of any group: no row tells which parameters rest with it",
+        ),
+        causes=(
+            "the optimizer was made before the model was moved, wrapped or sharded, and holds other tensors",
+            "a step function that was compiled or replaced no longer steps",
+            "the step is undone: weights are loaded, or gathered from an old copy, after it",
+        ),
+        look_at="whether optimizer.param_groups holds the very tensors of model.parameters()",
+    ),
+    Law(
+        name="copied",
+        sentence="The parameters that the model computes with are those that the optimizer holds, rounded.",
+        rows=(Kind.PARAM_USED, Kind.PARAM_ORIGIN),
+        relation=Copied,
+        tolerance="a unit in the last place of the model's type",
+        exceptions=("types without a fixed precision, such as float8 with scales",),
+        causes=(
+            "weights were loaded into the model, not into the optimizer's main copy",
+            "the gather after the step is missing, or went to another buffer",
+        ),
+        look_at="where the model's weights were last written: after the step, or by loading a checkpoint",
+    ),
+    Law(
+        name="linear",
+        sentence="What ranks get from a reduction is the scaled sum of what each of them had.",
+        rows=(Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED),
+        relation=Linear,
+        tolerance="1e-5 for the order of sums, and 2^-7 of a term for reductions in 16 bits, over the root of their number",
+        exceptions=(
+            "ranks on several nodes: an agent sees its own",
+            "experts, whose ranks share data in another way",
+            "lossy hooks, as PowerSGD",
+        ),
+        causes=(
+            "the forward bypassed the wrapper, or no_sync() was left on, so that nothing is reduced",
+            "a collective ran in the wrong group, or its result was lost",
+            "gradients were read before the reduction had ended",
+        ),
+        look_at="the collective that reduces these parameters, its group, and who waits for it",
+    ),
+    Law(
+        name="own-gradients",
+        sentence="Data-parallel ranks have different gradients before they are reduced.",
+        rows=(Kind.GRAD_UNREDUCED,),
+        relation=OwnData,
+        tolerance="none: what is computed from other data differs",
+        exceptions=("trainings that give all ranks the same on purpose, as to overfit one batch",),
+        causes=("the sampler does not know the rank, so that all ranks read the same data",),
+        look_at="the sampler's num_replicas and rank, and its seed",
+    ),
+    Law(
+        name="distinct-inputs",
+        sentence="No two data-parallel ranks, and no two micro steps, are given the same input.",
+        rows=(Kind.ACTV,),
+        names=("*.input.*",),
+        relation=DistinctInputs,
+        tolerance="none: compared are all moments, bit for bit",
+        exceptions=("inputs that stay the same from step to step", "ranks on several nodes"),
+        causes=(
+            "the sampler does not know the rank",
+            "the iterator is made anew in each micro step, or a batch is used for all of them",
+        ),
+        look_at="the sampler, and where the iterator over the data is made",
+    ),
+    Law(
+        name="new-inputs",
+        sentence="An input does not come again within a few steps while others come once.",
+        rows=(Kind.ACTV,),
+        names=("*.input.*",),
+        relation=NewInputs,
+        settings={"share": 0.25, "lag": 4},
+        tolerance="none: compared are all moments, bit for bit",
+        exceptions=("trainings that go over a few batches again and again",),
+        causes=("the workers of the loader share a seed: each of them draws the same",),
+        look_at="worker_init_fn, and which random numbers the data set draws",
+    ),
+    Law(
+        name="reached",
+        sentence="Every trainable parameter gets a gradient that is not zero.",
+        rows=(Kind.GRAD_REDUCED,),
+        relation=Reached,
+        settings={"steps": 20},
+        tolerance="none: zero is exact",
+        exceptions=("experts", "branches that are used rarely, by design: switch the rule off by their names"),
+        causes=(
+            "a part of the graph is detached, or ends in no loss",
+            "layers that no pipeline stage runs",
+            "a layer was replaced after it had been given to the optimizer",
+        ),
+        look_at="whether the module's forward runs, and whether its output requires a gradient",
+    ),
+    Law(
+        name="some-gradient",
+        sentence="No step is made without a gradient.",
+        rows=(Kind.GRAD_REDUCED, Kind.STEP),
+        relation=SomeGradient,
+        tolerance="none: zero is exact",
+        exceptions=("a single batch without any label that counts",),
+        causes=(
+            "gradients are never synchronised: a flag that was set for accumulation stayed on",
+            "a collective lost what it carried",
+            "the loss does not depend on the parameters",
+        ),
+        look_at="loss.requires_grad, and who last called set_requires_gradient_sync or no_sync",
+    ),
+)
+
+
+_BUILT_IN: Mapping[str, Law] = MappingProxyType({law.name: law for law in LAWS})
+
+
+@lru_cache(maxsize=1)
+def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def law_names() -> tuple[str, ...]:
+    """Return the names of all laws: the built-in ones, then those of installed packages."""
+    return (*_BUILT_IN, *(name for name in _entry_points() if name not in _BUILT_IN))
+
+
+@lru_cache(maxsize=256)
+def law_of(name: str) -> Law:
+    """Return the law of this name, one of `law_names()`.
+
+    Raises:
+        RuleError: It is another package's, and cannot be loaded or is no law.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    point = _entry_points()[name]
+    try:
+        law = point.load()
+    except Exception as error:  # the border: another package's import may do anything
+        raise RuleError(f"law {point.name!r} of {point.value} cannot be loaded: {error!r}") from error
+    if not isinstance(law, Law):
+        raise RuleError(f"law {point.name!r} of {point.value} is {law!r}, expected a trainermon.alerts.laws.law.Law")
+    return law
