@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -59,10 +59,10 @@ class NewInputs(Relation):
                 size[rank, column] = share
         return LawVerdict(size, np.full(size.shape, self.settings["share"]), ~np.isnan(size))
 
-    def _share(self, place: Coordinates, digests: object) -> float:
+    def _share(self, place: Coordinates, digests: Iterable[bytes]) -> float:
         last = self._last.setdefault(place.rank, deque(maxlen=int(self.settings["lag"])))
         repeats = self._repeats.setdefault(place.rank, deque(maxlen=_WINDOW))
-        for digest in _each(digests):
+        for digest in digests:
             repeats.append(digest in last)
             last.append(digest)
         share = sum(repeats) / _WINDOW
@@ -70,40 +70,30 @@ class NewInputs(Relation):
 
 
 class DataColumns:
-    """Finds, on each rank, which column is the data: the first input that differs from the step before."""
+    """Finds, on each rank, which columns are the data: the first input that has ever differed from the step before."""
 
     def __init__(self) -> None:
         self._before: dict[int, dict[int, bytes]] = {}
+        self._data: dict[int, int] = {}  # by rank, the first column that has changed
 
     def of(self, step: LawStep) -> Mapping[int, Mapping[int, bytes]]:
         """Return, by position of the rank, the moments of the data by column: one column for each micro step."""
-        found = {}
-        rows = step.rows[Kind.ACTV]
-        for rank, place in enumerate(step.places):
-            shown = np.flatnonzero((rows[rank, COUNT] > 1) & (rows[rank, MIN] < rows[rank, MAX]))
-            chosen = self._first_changed(step, place.rank, rows[rank], shown)
-            if chosen:
-                found[rank] = chosen
-        return found
+        return {place: found for place in range(len(step.places)) if (found := self._of_rank(step, place))}
 
-    def _first_changed(self, step: LawStep, rank: int, rows: np.ndarray, shown: np.ndarray) -> Mapping[int, bytes]:
-        before = self._before.get(rank, {})
-        now: dict[int, bytes] = {}
-        data: dict[int, bytes] = {}
-        name: tuple[str, str, int] | None = None
-        for column in shown.tolist():
-            tensor = step.tensors[column]
-            own = (tensor.name, tensor.slot, tensor.call)
-            if name not in (None, own):
-                continue
-            now[column] = rows[:, column].tobytes()
-            if name is None and before.get(column, now[column]) != now[column]:
-                name = own
-            if name == own:
-                data[column] = now[column]
-        self._before[rank] = {**before, **now}
-        return data
+    def _of_rank(self, step: LawStep, place: int) -> Mapping[int, bytes]:
+        rank, rows = step.places[place].rank, step.rows[Kind.ACTV][place]
+        shown = np.flatnonzero((rows[COUNT] > 1) & (rows[MIN] < rows[MAX])).tolist()
+        known, before = self._data.get(rank, len(step.tensors)), self._before.setdefault(rank, {})
+        for column in (column for column in shown if column < known):  # later ones may change because weights do
+            digest = rows[:, column].tobytes()
+            if before.setdefault(column, digest) != digest:
+                known = self._data[rank] = column
+                break
+        if rank not in self._data:
+            return {}
+        return {c: rows[:, c].tobytes() for c in shown if _module_input(step, c) == _module_input(step, known)}
 
 
-def _each(digests: object) -> Iterator[bytes]:
-    yield from digests  # type: ignore[misc]
+def _module_input(step: LawStep, column: int) -> tuple[str, str, int]:
+    tensor = step.tensors[column]
+    return tensor.name, tensor.slot, tensor.call

@@ -15,6 +15,7 @@ _TERM = 2.0**-7
 
 The errors of many terms are independent of each other, so of a sum of n of them it is the n-th root less."""
 
+_FITS = 1e-2
 _ORDER = 1e-5
 """Of float32 sums, whose order differs from rank to rank."""
 
@@ -43,8 +44,9 @@ class Linear(Relation):
             return
         reach = np.sqrt(given.sum_sq * given.count)
         wider = self._of_all_copies(step, members, given)
-        scale = _scale(whole.sum[usable], given.sum[usable], reach[usable], len(members))
-        apart = np.minimum(np.abs(whole.sum - scale * given.sum), np.abs(whole.sum - scale * wider)) / (scale * reach)
+        sums = np.stack((given.sum, wider))
+        scale = _scale(whole.sum[usable], sums[:, usable], reach[usable], len(members))
+        apart = np.abs(whole.sum - scale * sums).min(axis=0) / (scale * reach)
         limit = _ORDER + _TERM * np.log2(2 * len(members)) / np.sqrt(given.count)
         for rank in members:
             here = usable & ~np.isnan(step.rows[Kind.GRAD_REDUCED][rank, COUNT])
@@ -106,11 +108,14 @@ def _summed(step: LawStep, members: Indices) -> MergedTensors:
     return MergedTensors(rows[0, COUNT], rows[:, SUM].sum(0), rows[:, SUM_SQ].sum(0), rows[0, COUNT], rows[0, COUNT])
 
 
-def _scale(reduced: Array, given: Array, reach: Array, num_ranks: int) -> float:
-    """Return the scale that explains most parameters: 1 over the ranks, none, or what their ratio usually is."""
+def _scale(reduced: Array, sums: Array, reach: Array, num_ranks: int) -> float:
+    """Return the scale that explains most parameters: 1 over the ranks, none, or what their ratio usually is.
+
+    `sums` `[2, tensors]` are those over the group, and over copies on other ranks too.
+    """
     with np.errstate(all="ignore"):
-        ratios = reduced / given
-    sure = ratios[(np.abs(given) > 0.1 * reach) & (np.abs(ratios) > 1e-12)]
+        ratios = reduced / sums[0]
+    sure = ratios[(np.abs(sums[0]) > 0.1 * reach) & (ratios > 1e-12)]
     candidates = [1.0 / num_ranks, 1.0, *([float(np.median(sure))] if sure.size else [])]
-    fits = [int((np.abs(reduced - scale * given) <= 1e-2 * abs(scale) * reach).sum()) for scale in candidates]
-    return candidates[int(np.argmax(fits))]
+    apart = [np.abs(reduced - scale * sums).min(axis=0) / (scale * reach) for scale in candidates]
+    return candidates[int(np.argmax([np.count_nonzero(each <= _FITS) for each in apart]))]

@@ -1,0 +1,254 @@
+"""Laws on rows that numpy makes in float64: what rounding explains breaks none of them, and what it does not does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.alerts.across_ranks.test_across import places
+from tests.alerts.series import row
+from trainermon.alerts.laws.gradients import Reached, SomeGradient
+from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
+from trainermon.alerts.laws.law import LawStep, TensorPlace
+from trainermon.alerts.laws.reductions import Linear, OwnData
+from trainermon.alerts.laws.registry import LAWS
+from trainermon.alerts.laws.updates import Copied, Moves
+from trainermon.core.values import Coordinates, Kind, Placement
+
+Elements = Sequence[np.ndarray | None]
+SETTINGS = settings(deadline=None, max_examples=60)
+WHOLE = Placement(dtype="float32", shape=(8,), replicated_over=("dp",))
+RATE = TensorPlace("learning_rate", 0, "0", 0, None)
+
+
+def tensor(name: str, micro_step: int | None = None) -> TensorPlace:
+    return TensorPlace(name, 0, "", 0, micro_step)
+
+
+def step_of(
+    rows: Mapping[Kind, Sequence[Elements]],
+    *,
+    number: int = 0,
+    tensors: Sequence[TensorPlace] = (),
+    placement: Placement | Mapping[Kind, Sequence[Placement]] = WHOLE,
+    at: Sequence[Coordinates] | None = None,
+) -> LawStep:
+    """Return a step in which `rows[kind][rank][tensor]` are the elements that a rank holds; None: no row."""
+    num_ranks, num_tensors = len(next(iter(rows.values()))), len(next(iter(rows.values()))[0])
+    moments = {
+        kind: np.array([[row(e) if e is not None else [np.nan] * 8 for e in of_rank] for of_rank in held])
+        .reshape(num_ranks, num_tensors, 8)
+        .transpose(0, 2, 1)
+        for kind, held in rows.items()
+    }
+    placed = placement if isinstance(placement, Mapping) else dict.fromkeys(rows, [placement] * num_ranks)
+    return LawStep(
+        step=number,
+        attempt=1,
+        places=at or places(num_ranks),
+        tensors=tensors or [tensor(f"t{n}") for n in range(num_tensors)],
+        rows=moments,
+        placements={kind: [[placed[kind][rank]] * num_tensors for rank in range(num_ranks)] for kind in rows},
+    )
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return values rounded to the nearest number of eight bits, as float64."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(mantissa * 256) / 256, exponent)
+
+
+def gradients(seed: int, *, num_ranks: int, size: int, tensors: int = 3) -> list[list[np.ndarray]]:
+    draw = np.random.default_rng(seed)
+    scales = 10.0 ** draw.uniform(-6, 2, tensors)
+    return [[draw.standard_normal(size) * scale for scale in scales] for _ in range(num_ranks)]
+
+
+def mean_of(given_rows: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    return [np.mean(held, axis=0) for held in zip(*given_rows, strict=True)]
+
+
+class TestLinear:
+    @SETTINGS
+    @given(st.integers(0, 1 << 30), st.sampled_from([2, 4, 8]), st.sampled_from([1, 7, 300]), st.booleans())
+    def test_a_reduction_in_any_precision_breaks_nothing(
+        self, seed: int, num_ranks: int, size: int, is_summed: bool
+    ) -> None:
+        own = gradients(seed, num_ranks=num_ranks, size=size)
+        factor = num_ranks if is_summed else 1
+        for rounded in (np.float32, bfloat16):
+            reduced = [rounded(value * factor).astype(np.float64) for value in mean_of(own)]
+            rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: [reduced] * num_ranks}
+            verdict = Linear({}).judge(step_of(rows))
+            assert verdict.judged.all()
+            assert not verdict.broken.any()
+
+    @SETTINGS
+    @given(st.integers(0, 1 << 30), st.sampled_from([2, 4]), st.integers(0, 2))
+    def test_a_tensor_that_was_not_reduced_breaks_it_and_only_that_one(
+        self, seed: int, num_ranks: int, wrong: int
+    ) -> None:
+        own = gradients(seed, num_ranks=num_ranks, size=300)
+        reduced = mean_of(own)
+        held = [[*reduced] for _ in range(num_ranks)]
+        held[0][wrong] = own[0][wrong] * 3 + 1e-3 * np.abs(own[0][wrong]).max()
+        for rank in range(num_ranks):
+            held[rank][wrong] = held[0][wrong]
+        verdict = Linear({}).judge(step_of({Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: held}))
+        assert verdict.broken[:, wrong].all()
+        assert not np.delete(verdict.broken, wrong, axis=1).any()
+
+    def test_shards_are_put_together_first(self) -> None:
+        own = gradients(3, num_ranks=2, size=8, tensors=2)
+        reduced = mean_of(own)
+        shards = [Placement(dtype="float32", shape=(8,), offset=4 * r, length=4, partitioned_over=("dp",)) for r in (0, 1)]
+        held = [[value[:4] for value in reduced], [value[4:] for value in reduced]]
+        placement = {Kind.GRAD_UNREDUCED: [WHOLE] * 2, Kind.GRAD_REDUCED: shards}
+        rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: held}
+        verdict = Linear({}).judge(step_of(rows, placement=placement))
+        assert verdict.judged.all()
+        assert not verdict.broken.any()
+
+    def test_of_ranks_on_another_node_nothing_is_said(self) -> None:
+        own = gradients(3, num_ranks=2, size=8)
+        rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: own}
+        elsewhere = [Coordinates(rank=r, world_size=4, dp=r, dp_size=4) for r in range(2)]
+        assert not Linear({}).judge(step_of(rows, at=elsewhere)).judged.any()
+
+    def test_copies_that_tensor_parallel_ranks_sum_may_be_summed_over_them_too(self) -> None:
+        own = gradients(5, num_ranks=2, size=8)
+        summed = [2 * value for value in mean_of(own)]
+        at = [Coordinates(rank=r, world_size=2, tp=r, tp_size=2) for r in range(2)]
+        shared = Placement(dtype="float32", shape=(8,), replicated_over=("tp",))
+        rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: [summed] * 2}
+        verdict = Linear({}).judge(step_of(rows, at=at, placement=shared))
+        assert verdict.judged.all()
+        assert not verdict.broken.any()
+
+
+class TestMoves:
+    def rows(self, after: np.ndarray, gradient: float, rate: float) -> dict[Kind, list[Elements]]:
+        weight = np.linspace(-1, 1, 8)
+        return {
+            Kind.PARAM_UPDATED: [[after, None]],
+            Kind.PARAM_ORIGIN: [[weight, None]],
+            Kind.GRAD_REDUCED: [[np.full(8, gradient), None]],
+            Kind.EXP_AVG_SQ: [[None, None]],
+            Kind.STEP: [[None, np.array([rate])]],
+        }
+
+    @pytest.mark.parametrize(
+        ("gradient", "rate", "broken", "judged"),
+        [
+            (1e-2, 1e-3, True, True),
+            (0.0, 1e-3, False, False),
+            (1e-2, 0.0, False, False),
+            (1e-6, 1e-3, False, True),  # 1e-9 of the largest weight, which float32 rounds away
+        ],
+    )
+    def test_standing_still_is_broken_unless_rounding_explains_it(
+        self, gradient: float, rate: float, broken: bool, judged: bool
+    ) -> None:
+        still = np.linspace(-1, 1, 8)
+        step = step_of(self.rows(still, gradient, rate), tensors=[tensor("w"), RATE])
+        verdict = Moves({}).judge(step)
+        assert verdict.broken[0, 0] == broken
+        assert verdict.judged[0, 0] == judged
+
+    def test_a_single_element_that_moved_is_enough(self) -> None:
+        moved = np.linspace(-1, 1, 8)
+        moved[3] += 1e-7
+        step = step_of(self.rows(moved, 1e-2, 1e-3), tensors=[tensor("w"), RATE])
+        assert not Moves({}).judge(step).broken.any()
+
+
+class TestCopied:
+    @SETTINGS
+    @given(st.integers(0, 1 << 30), st.sampled_from([1, 5, 400]), st.floats(-3, 3))
+    def test_a_rounded_copy_breaks_nothing_and_another_one_does(self, seed: int, size: int, offset: float) -> None:
+        main = np.random.default_rng(seed).standard_normal(size) * 0.1 + offset
+        model = {"dtype": "bfloat16", "shape": (size,), "replicated_over": ("dp",)}
+        placement = {Kind.PARAM_USED: [Placement(**model)], Kind.PARAM_ORIGIN: [WHOLE]}
+        for used, broken in ((bfloat16(main), False), (bfloat16(main * 1.05 + 1e-3), True)):
+            rows = {Kind.PARAM_USED: [[used]], Kind.PARAM_ORIGIN: [[main]]}
+            verdict = Copied({}).judge(step_of(rows, placement=placement))
+            assert verdict.judged.all()
+            assert verdict.broken.all() == broken
+
+
+class TestData:
+    def test_equal_gradients_of_two_ranks_break_it_on_both_and_not_on_a_third(self) -> None:
+        own = gradients(1, num_ranks=2, size=8)
+        verdict = OwnData({}).judge(step_of({Kind.GRAD_UNREDUCED: [own[0], own[1], own[0]]}))
+        assert verdict.broken.all(axis=1).tolist() == [True, False, True]
+
+    def test_zeros_are_not_data(self) -> None:
+        nothing = [np.zeros(8)] * 3
+        assert not OwnData({}).judge(step_of({Kind.GRAD_UNREDUCED: [nothing, nothing]})).broken.any()
+
+    def test_positions_are_equal_by_design_and_what_changes_is_not(self) -> None:
+        relation, positions = DistinctInputs({}), np.arange(8.0)
+        for number in range(3):
+            ids = [np.arange(8.0) * number, np.arange(8.0) * number]
+            verdict = relation.judge(step_of({Kind.ACTV: [[positions, value] for value in ids]}, number=number))
+        assert verdict.judged.tolist() == [[False, True]] * 2
+        assert verdict.broken[:, 1].all()
+
+    def test_micro_steps_of_one_batch_break_it(self) -> None:
+        relation = DistinctInputs({})
+        columns = [tensor("embed", 0), tensor("embed", 1)]
+        for number in (1, 2):
+            same = np.arange(8.0) * number
+            verdict = relation.judge(step_of({Kind.ACTV: [[same, same]]}, number=number, tensors=columns))
+        assert verdict.broken.all()
+
+    @pytest.mark.parametrize(
+        ("batches", "broken"),
+        [
+            ([n // 2 for n in range(80)], True),  # each comes twice
+            (list(range(80)), False),
+            ([n % 3 for n in range(80)], False),  # three, again and again
+            ([0] * 80, False),
+        ],
+    )
+    def test_a_share_of_batches_that_come_twice_breaks_it(self, batches: Sequence[int], broken: bool) -> None:
+        relation = NewInputs({"share": 0.25, "lag": 4})
+        for number, batch in enumerate(batches):
+            ids = np.random.default_rng(batch).integers(0, 100, 16).astype(float)
+            verdict = relation.judge(step_of({Kind.ACTV: [[ids]]}, number=number))
+        assert verdict.broken.any() == broken
+
+
+class TestGradients:
+    def test_a_tensor_that_no_rank_ever_had_a_gradient_of_is_told_after_so_many_steps(self) -> None:
+        relation = Reached({"steps": 5})
+        for number in range(7):
+            held = [[np.zeros(8), np.ones(8), None], [np.zeros(8), np.zeros(8), None]]
+            verdict = relation.judge(step_of({Kind.GRAD_REDUCED: held}, number=number))
+            assert verdict.broken.tolist() == [[number >= 5, False, number >= 5]] * 2
+
+    def test_experts_may_wait(self) -> None:
+        relation = Reached({"steps": 0})
+        names = [tensor("mlp.experts.3.weight")]
+        assert not relation.judge(step_of({Kind.GRAD_REDUCED: [[np.zeros(8)]]}, tensors=names)).broken.any()
+
+    @pytest.mark.parametrize("alive", [True, False])
+    def test_a_step_needs_one_gradient_on_one_rank(self, alive: bool) -> None:
+        rate = np.array([1e-3])
+        rows = {
+            Kind.GRAD_REDUCED: [[np.zeros(8), None], [np.ones(8) * alive, None]],
+            Kind.STEP: [[None, rate], [None, rate]],
+        }
+        verdict = SomeGradient({}).judge(step_of(rows, tensors=[tensor("w"), RATE]))
+        assert verdict.broken[:, 0].all() != alive
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_a_law_says_what_it_needs(law) -> None:
+    assert law.missing(frozenset(law.rows)) == ()
+    assert law.missing(frozenset()) == law.rows
+    assert law.sentence.endswith(".")

@@ -1,0 +1,87 @@
+"""Laws on real trainings of two ranks, each with one silent error, judged from what the monitor wrote."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests.alerts.laws.training import STEPS, WRONG_FROM
+from tests.journal_rows import only_spool
+from tests.ranks import run_ranks
+from trainermon.alerts.conditions.criteria import BreaksLaw
+from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.rules import load_rules
+from trainermon.core.journal import BlockRecord, Header, HeaderRecord, JournalReader, SeriesRecord
+from trainermon.core.values import Alert, AlertState, StatBlock
+
+TRAINING = Path(__file__).with_name("training.py")
+LAWS = {rule.name for rule in load_rules() if isinstance(rule.when, BreaksLaw)}
+
+
+def written(spool: Path, rank: int) -> list[tuple[Header, StatBlock]]:
+    """Return every step of a rank, with the header as it was then."""
+    header, found = None, []
+    reader = JournalReader(spool, rank)
+    while records := reader.poll():
+        for record in records:
+            match record:
+                case HeaderRecord():
+                    header = record.header
+                case SeriesRecord():
+                    series, placements = header.series + record.keys, header.placements + record.placements
+                    header = dataclasses.replace(header, series=series, placements=placements)
+                case BlockRecord():
+                    found.append((header, record.block))
+    return found
+
+
+@functools.cache
+def alerts_of(fault: str, folder: Path) -> list[Alert]:
+    run_ranks(TRAINING, fault, str(folder))
+    spool = only_spool(folder)
+    engine = RuleEngine(load_rules())
+    steps = [step for rank in range(2) for step in written(spool, rank)]
+    assert len(steps) == 2 * STEPS
+    steps.sort(key=lambda step: (step[1].step, step[0].coordinates.rank))
+    found = [alert for header, block in steps for alert in engine.evaluate(header, header.series, block)]
+    assert not engine.faults
+    return [alert for alert in found if alert.state is AlertState.FIRING]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "first_step"),
+    [
+        ("still", "parameters-stand-still", WRONG_FROM),
+        ("own", "reduction-not-linear", WRONG_FROM),
+        ("late", "reduction-not-linear", WRONG_FROM),
+        ("lost", "no-gradient", WRONG_FROM),
+        ("no gradient", "no-gradient", WRONG_FROM),
+        ("same data", "ranks-share-data", 0),
+        ("cut", "parameter-without-gradient", 20),
+    ],
+)
+def test_the_broken_law_is_named_with_the_step_on_which_it_broke(
+    tmp_path: Path, fault: str, rule: str, first_step: int
+) -> None:
+    found = {alert.rule: alert for alert in alerts_of(fault, tmp_path)}
+
+    assert rule in found
+    assert found[rule].first_step == first_step
+    assert LAWS & set(found) <= {rule, "reduction-not-linear"}
+
+
+def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
+    assert {alert.rule for alert in alerts_of("twins", tmp_path)} & LAWS == {"inputs-come-twice"}
+
+
+@pytest.mark.parametrize("fault", ["none", "one batch"])
+def test_nothing_is_said_of_a_sound_training(tmp_path: Path, fault: str) -> None:
+    assert alerts_of(fault, tmp_path) == []
+
+
+def test_the_alert_names_parameters_size_and_what_rounding_explains(tmp_path: Path) -> None:
+    (alert, *_) = [alert for alert in alerts_of("cut", tmp_path) if alert.rule == "parameter-without-gradient"]
+
+    assert {finding.series.name for finding in alert.findings} == {"embed.weight", "first.weight", "first.bias"}
+    assert "3 of 7" in alert.message

@@ -1,0 +1,95 @@
+"""A small training on two gloo ranks, sound or with one silent error from step 4 on (of its data: from the start).
+
+    python training.py FAULT FOLDER
+
+Its loss falls either way. What the monitor writes stays in FOLDER/spool.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainermon import TrainerMon
+
+STEPS, WRONG_FROM = 50, 4
+VOCABULARY, BATCH, LENGTH = 64, 4, 12
+KINDS = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True, "xy_distribution": True}
+
+
+class Network(nn.Module):
+    """Two layers and a norm over embedded tokens; with `is_cut` the graph of the first half ends in no loss."""
+
+    def __init__(self, *, is_cut: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, VOCABULARY)
+        self._is_cut = is_cut
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(self.embed(ids)))
+        return self.head(self.norm(hidden.detach() if self._is_cut else hidden))
+
+
+class Reduction:
+    """Averages gradients as DDP does, until `WRONG_FROM`; from then on as `fault` says."""
+
+    def __init__(self, fault: str) -> None:
+        self.step = 0
+        self._fault = fault
+        self._before: dict[int, Tensor] = {}
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        own = bucket.buffer() / dist.get_world_size()
+        reduced = own.clone()
+        dist.all_reduce(reduced)
+        before, self._before[bucket.index()] = self._before.get(bucket.index(), reduced), reduced
+        wrong = {"lost": torch.zeros_like(own), "own": bucket.buffer(), "late": before}
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(wrong.get(self._fault, reduced) if self.step >= WRONG_FROM else reduced)
+        return done
+
+
+def batches(fault: str, rank: int) -> Iterator[Tensor]:
+    draw = torch.Generator().manual_seed(0 if fault == "same data" else rank)
+    fresh = (torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=draw) for _ in itertools.count())
+    if fault == "one batch":
+        return itertools.repeat(next(fresh))
+    if fault == "twins":
+        return (batch for batch in fresh for _ in range(2))
+    return fresh
+
+
+def main(fault: str, folder: Path) -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    inner = Network(is_cut=fault == "cut")
+    reduction = Reduction(fault)
+    model = DistributedDataParallel(inner, find_unused_parameters=fault == "cut")
+    model.register_comm_hook(reduction, Reduction.reduce)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = TrainerMon(KINDS | {"output_dir": str(folder), "spool_dir": str(folder), "agent": {"start": False}})
+    monitor.set_monitor(model, optimizer)
+    for step, ids in enumerate(itertools.islice(batches(fault, dist.get_rank()), STEPS)):
+        reduction.step = step
+        optimizer.zero_grad()
+        logits = model(ids)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        monitor.record(loss=loss)
+        (loss * 0 if fault == "no gradient" and step >= WRONG_FROM else loss).backward()
+        if fault == "still" and step == WRONG_FROM:  # as an optimizer that was made before the model was replaced
+            optimizer.param_groups[0]["params"] = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+        optimizer.step()
+    monitor.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
