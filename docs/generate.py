@@ -14,11 +14,13 @@ from typing import Any
 from docs import chart
 from docs.compatibility import PAGE, with_versions
 from docs.python_reference import render_python_reference
+from trainermon.alerts.laws.page import render_laws
 from trainermon.alerts.prometheus.command import default_files
 from trainermon.core.config import WITHOUT_EFFECT, MonitorConfig
 from trainermon.exporters.prometheus.reference import render_reference
 
 FOLDER = Path(__file__).parent / "reference"
+LAWS_PAGE = Path(__file__).with_name("laws.md")
 RULES = Path(__file__).parents[1] / "trainermon" / "alerts" / "generated"
 HEAD = """\
 # Configuration
@@ -79,6 +81,7 @@ def main() -> int:
     }
     for name, text in pages.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    LAWS_PAGE.write_text(render_laws(), encoding="utf-8")
     PAGE.write_text(with_versions(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in default_files().items():
         (RULES / name).write_text(text, encoding="utf-8")

@@ -105,7 +105,9 @@ class TestLinear:
     def test_shards_are_put_together_first(self) -> None:
         own = gradients(3, num_ranks=2, size=8, tensors=2)
         reduced = mean_of(own)
-        shards = [Placement(dtype="float32", shape=(8,), offset=4 * r, length=4, partitioned_over=("dp",)) for r in (0, 1)]
+        shards = [
+            Placement(dtype="float32", shape=(8,), offset=4 * r, length=4, partitioned_over=("dp",)) for r in (0, 1)
+        ]
         held = [[value[:4] for value in reduced], [value[4:] for value in reduced]]
         placement = {Kind.GRAD_UNREDUCED: [WHOLE] * 2, Kind.GRAD_REDUCED: shards}
         rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: held}
@@ -171,8 +173,8 @@ class TestCopied:
     @given(st.integers(0, 1 << 30), st.sampled_from([1, 5, 400]), st.floats(-3, 3))
     def test_a_rounded_copy_breaks_nothing_and_another_one_does(self, seed: int, size: int, offset: float) -> None:
         main = np.random.default_rng(seed).standard_normal(size) * 0.1 + offset
-        model = {"dtype": "bfloat16", "shape": (size,), "replicated_over": ("dp",)}
-        placement = {Kind.PARAM_USED: [Placement(**model)], Kind.PARAM_ORIGIN: [WHOLE]}
+        model = Placement(dtype="bfloat16", shape=(size,), replicated_over=("dp",))
+        placement = {Kind.PARAM_USED: [model], Kind.PARAM_ORIGIN: [WHOLE]}
         for used, broken in ((bfloat16(main), False), (bfloat16(main * 1.05 + 1e-3), True)):
             rows = {Kind.PARAM_USED: [[used]], Kind.PARAM_ORIGIN: [[main]]}
             verdict = Copied({}).judge(step_of(rows, placement=placement))

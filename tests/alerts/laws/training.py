@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,7 +47,7 @@ class Reduction:
         self._fault = fault
         self._before: dict[int, Tensor] = {}
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         own = bucket.buffer() / dist.get_world_size()
         reduced = own.clone()
         dist.all_reduce(reduced)

@@ -360,7 +360,9 @@ _CONDITIONS: Mapping[type[Criterion], AlertCondition] = MappingProxyType(
 
 _SIDES: Mapping[type, AlertDirection] = MappingProxyType(
     {
-        **dict.fromkeys((NonFinite, Flat, Frozen, Dead, NotDecreasing, Differs, BreaksLaw, Reported), AlertDirection.NONE),
+        **dict.fromkeys(
+            (NonFinite, Flat, Frozen, Dead, NotDecreasing, Differs, BreaksLaw, Reported), AlertDirection.NONE
+        ),
         **dict.fromkeys((Exceeds, Saturated, Straggler), AlertDirection.UP),
         Vanishing: AlertDirection.DOWN,
     }

@@ -104,9 +104,7 @@ class LawTable:
 class _RankSeries:
     """The series of one rank that a law looks at: their columns, the number of their kinds, and how they are placed."""
 
-    def __init__(
-        self, columns: Indices, kinds: Indices, placed: Mapping[Kind, Mapping[int, Placement | None]]
-    ) -> None:
+    def __init__(self, columns: Indices, kinds: Indices, placed: Mapping[Kind, Mapping[int, Placement | None]]) -> None:
         self.columns = columns
         self.kinds = kinds
         self._of_kind = placed
@@ -119,5 +117,3 @@ class _RankSeries:
             of_kind = self._of_kind.get(kind, {})
             known = self._placed[kind] = [of_kind.get(column) for column in range(num_tensors)]
         return known
-
-

@@ -20,14 +20,14 @@ class MergedTensors(NamedTuple):
     """What the parts of each tensor add up to, over ranks that hold all of it.
 
     Attributes:
-        count: Number of elements, `[tensors]`.
+        num_elements: Number of elements, `[tensors]`.
         sum: Their sum.
         sum_sq: Their sum of squares.
         least: The smallest element.
         greatest: The largest one.
     """
 
-    count: Array
+    num_elements: Array
     sum: Array
     sum_sq: Array
     least: Array
@@ -63,7 +63,7 @@ def merged(step: LawStep, kind: Kind, members: Indices) -> MergedTensors:
         fresh = np.flatnonzero(_unseen(placements[rank], ~np.isnan(rows[rank, COUNT]), seen))
         own = rows[rank][:, fresh]
         for whole, row, join in (
-            (total.count, COUNT, np.add),
+            (total.num_elements, COUNT, np.add),
             (total.sum, SUM, np.add),
             (total.sum_sq, SUM_SQ, np.add),
             (total.least, MIN, np.fmin),

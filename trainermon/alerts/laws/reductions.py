@@ -42,12 +42,12 @@ class Linear(Relation):
         usable = self._usable(step, members, given, whole)
         if not usable.any():
             return
-        reach = np.sqrt(given.sum_sq * given.count)
+        reach = np.sqrt(given.sum_sq * given.num_elements)
         wider = self._of_all_copies(step, members, given)
         sums = np.stack((given.sum, wider))
         scale = _scale(whole.sum[usable], sums[:, usable], reach[usable], len(members))
         apart = np.abs(whole.sum - scale * sums).min(axis=0) / (scale * reach)
-        limit = _ORDER + _TERM * np.log2(2 * len(members)) / np.sqrt(given.count)
+        limit = _ORDER + _TERM * np.log2(2 * len(members)) / np.sqrt(given.num_elements)
         for rank in members:
             here = usable & ~np.isnan(step.rows[Kind.GRAD_REDUCED][rank, COUNT])
             size[rank, here], explained[rank, here] = apart[here], limit[here]
@@ -57,12 +57,12 @@ class Linear(Relation):
         plain = np.array([is_plain(placement) for placement in first])
         lost = (step.rows[Kind.GRAD_REDUCED][members][:, [NANS, INFS]] > 0).any(axis=(0, 1))
         lost |= (unreduced[:, [NANS, INFS]] > 0).any(axis=(0, 1))
-        usable: Mask = plain & (given.count == whole.count) & (given.sum_sq > 0) & ~lost
+        usable: Mask = plain & (given.num_elements == whole.num_elements) & (given.sum_sq > 0) & ~lost
         return usable
 
     def _of_all_copies(self, step: LawStep, members: Indices, given: MergedTensors) -> Array:
         """Return the sums over the tensor and pipeline ranks too that hold copies, where there are any."""
-        total = given.sum.copy()
+        total: Array = given.sum.copy()
         first = members[0]
         own = step.places[first]
         for others in data_groups(step.places):
@@ -73,7 +73,7 @@ class Linear(Relation):
             theirs = _summed(step, others).sum
             held = step.placements[Kind.GRAD_UNREDUCED][first]
             copies = np.array([p is not None and apart <= {*p.replicated_over} - DATA_AXES for p in held])
-            total = np.where(copies & ~np.isnan(theirs), total + theirs, total)
+            total = np.where(copies & ~np.isnan(theirs), total + theirs, total).astype(np.float64)
         return total
 
 

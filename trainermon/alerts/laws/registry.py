@@ -1,7 +1,7 @@
 """All laws: those that are built in, and those of installed packages.
 
-    [project.entry-points."trainermon.laws"]
-    mine = "package.module:MY_LAW"
+[project.entry-points."trainermon.laws"]
+mine = "package.module:MY_LAW"
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAWS: tuple[Law, ...] = (
         rows=(Kind.PARAM_UPDATED, Kind.PARAM_ORIGIN, Kind.GRAD_REDUCED, Kind.STEP),
         also=(Kind.EXP_AVG_SQ,),
         relation=Moves,
-        tolerance="a step below a unit in the last place of the parameter's type is lost by rounding, and breaks nothing",
+        tolerance="a step below a unit in the last place of the type is lost by rounding, and breaks nothing",
         exceptions=(
             "steps that the framework skips",
             "learning rates of zero, of any group: no row tells which parameters rest with it",
@@ -58,7 +58,7 @@ LAWS: tuple[Law, ...] = (
         sentence="What ranks get from a reduction is the scaled sum of what each of them had.",
         rows=(Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED),
         relation=Linear,
-        tolerance="1e-5 for the order of sums, and 2^-7 of a term for reductions in 16 bits, over the root of their number",
+        tolerance="1e-5 for the order of sums, and 2^-7 of a term, for 16 bits, over the root of their number",
         exceptions=(
             "ranks on several nodes: an agent sees its own",
             "experts, whose ranks share data in another way",

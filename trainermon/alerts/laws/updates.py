@@ -58,10 +58,10 @@ class Copied(Relation):
             held, copy = merged(step, Kind.PARAM_ORIGIN, members), merged(step, Kind.PARAM_USED, members)
             for rank in members:
                 own = used[rank]
-                is_whole = own[COUNT] == held.count
+                is_whole = own[COUNT] == held.num_elements
                 found = merged(step, Kind.PARAM_USED, members[members == rank])
                 apart = np.where(is_whole, _apart(found, held), _apart(copy, held))
-                usable = ~np.isnan(own[COUNT]) & (is_whole | (copy.count == held.count))
+                usable = ~np.isnan(own[COUNT]) & (is_whole | (copy.num_elements == held.num_elements))
                 usable &= (own[NANS] == 0) & (own[INFS] == 0)
                 size[rank, usable] = apart[usable]
             units = _half_units([step.placements[Kind.PARAM_USED][rank] for rank in members])
@@ -97,7 +97,7 @@ def _half_units(placements: Sequence[Sequence[Placement | None]]) -> Array:
 
 def _apart(found: MergedTensors, held: MergedTensors) -> Array:
     largest = np.maximum(np.abs(held.least), np.abs(held.greatest))
-    reach = np.sqrt(held.sum_sq * held.count)
+    reach = np.sqrt(held.sum_sq * held.num_elements)
     with np.errstate(all="ignore"):
         extremes = np.maximum(np.abs(found.least - held.least), np.abs(found.greatest - held.greatest)) / largest
         sums = np.abs(found.sum - held.sum) / reach
