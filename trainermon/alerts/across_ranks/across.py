@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries
 from trainermon.alerts.across_ranks.comparisons import make_comparison
 from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.batch import TakenStep
@@ -43,7 +43,7 @@ class ComparedRank(NamedTuple):
 
     part: PeerPart
     step: int
-    found: Found
+    found: ComparedSeries
 
     def apply(self) -> None:
         """Update the rank's rule by this result: alerts may begin or end."""

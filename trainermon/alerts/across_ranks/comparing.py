@@ -10,7 +10,7 @@ from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.core.derived import Array
 
 
-class Found(NamedTuple):
+class ComparedSeries(NamedTuple):
     """What a comparison says of the series of one rank.
 
     Attributes:
@@ -43,7 +43,7 @@ class ComparisonMemory:
         self.num_compared = 0
         self.num_odd: dict[int, int] = {}
 
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:
+    def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:
         """Return the verdict on each rank's part of one step, in the order of `parts`.
 
         None for a rank of which nothing can be said, or for all of them where nothing is bad and none was restless

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
 from trainermon.alerts.across_ranks.copies import DiffersComparison
 from trainermon.alerts.across_ranks.few_ranks import FewRanks
 from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable, same_part
@@ -57,7 +57,7 @@ class SpreadComparison(ComparisonMemory):
         self._table.reset()
         self._few.reset()
 
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:  # noqa: D102
         seen = self._table.arrange(parts, [self._seen(part.moments) for part in parts])[:, 0]
         score, level = np.full_like(seen, np.nan), np.full_like(seen, np.nan)
         for group in self._table.groups():
@@ -82,11 +82,11 @@ class SpreadComparison(ComparisonMemory):
         score = np.abs(seen - level) / sigma
         return np.where(count >= max(_MANY, self._condition.ranks), score, np.nan), np.broadcast_to(level, seen.shape)
 
-    def _found(self, part: PeerPart, score: Array, level: Array) -> Found:
+    def _found(self, part: PeerPart, score: Array, level: Array) -> ComparedSeries:
         columns = self._table.columns_of(part)
         own, usual = score[columns], level[columns]
         blind = np.isnan(own)
         verdict = ConditionVerdict(
             self._derive(part.moments), own, own > self._condition.score, own < self._condition.clear, blind
         )
-        return Found(part.indices, part.moments, verdict, np.exp(usual) if self._logarithmic else usual)
+        return ComparedSeries(part.indices, part.moments, verdict, np.exp(usual) if self._logarithmic else usual)

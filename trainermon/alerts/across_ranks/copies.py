@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
 from trainermon.alerts.across_ranks.peers import PeerGroup, PeerPart, PeerTable, same_elements
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Differs
@@ -39,7 +39,7 @@ class DiffersComparison(ComparisonMemory):
         self._table.reset()
         self._agreed = np.zeros((0, 0))
 
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:  # noqa: D102
         compared = [part.moments if self._derive is None else self._derive(part.moments)[None] for part in parts]
         values = self._table.arrange(parts, compared)
         shown = self._table.arrange(parts, [part.moments[COUNT][None] for part in parts])[:, 0]
@@ -108,13 +108,13 @@ class DiffersComparison(ComparisonMemory):
         close = np.abs(one - other) <= self._tolerance * np.maximum(np.abs(one), np.abs(other))
         return np.asarray((close | (one == other)).all(axis=-2))
 
-    def _found(self, part: PeerPart, status: Array, usual: Array) -> Found:
+    def _found(self, part: PeerPart, status: Array, usual: Array) -> ComparedSeries:
         columns = self._table.columns_of(part)
         own = status[columns]
         self.num_odd[part.rank] += int((own > 0).sum())
         value = part.moments[SUM] if self._derive is None else self._derive(part.moments)
         verdict = ConditionVerdict(value, own, own > 0, own == 0, np.isnan(own))
-        return Found(part.indices, part.moments, verdict, usual[columns])
+        return ComparedSeries(part.indices, part.moments, verdict, usual[columns])
 
 
 def _of_others(same: Mask, votes: NDArray[np.intp], value: Array) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Dead
@@ -32,7 +32,7 @@ class DeadComparison(ComparisonMemory):
     def reset(self) -> None:  # noqa: D102 - as in Comparison
         self._table.reset()
 
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:  # noqa: D102
         table = self._table.arrange(parts, [part.moments[[ZEROS, COUNT]] for part in parts])
         ratio = table[:, 0] / table[:, 1]
         for group in self._table.groups():
@@ -63,7 +63,7 @@ class DeadComparison(ComparisonMemory):
             self._lives = np.zeros((num_ranks, num_columns), np.intp)
             self._lives[: known.shape[0], : known.shape[1]] = known
 
-    def _found(self, part: PeerPart, place: int, verdict: ConditionVerdict) -> Found:
+    def _found(self, part: PeerPart, place: int, verdict: ConditionVerdict) -> ComparedSeries:
         columns = self._table.columns_of(part)
         assert verdict.blind is not None
         own = ConditionVerdict(
@@ -73,7 +73,7 @@ class DeadComparison(ComparisonMemory):
             verdict.clear[place, columns],
             verdict.blind[place, columns],
         )
-        return Found(part.indices, part.moments, own, np.full(len(columns), np.nan))
+        return ComparedSeries(part.indices, part.moments, own, np.full(len(columns), np.nan))
 
 
 def _same_tensor(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart, same_stage
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, grown
 from trainermon.alerts.conditions.criteria import Straggler
@@ -46,7 +46,7 @@ class StragglerComparison(ComparisonMemory):
         self._rows_of.clear()
         self.slowness.clear()
 
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:  # noqa: D102
         places = np.array([self._place_of.setdefault(part.rank, len(self._place_of)) for part in parts])
         rows = [self._rows(part) for part in parts]
         self._paces.add(places, np.array([own.work_s(part) for own, part in zip(rows, parts, strict=True)]))
@@ -68,7 +68,7 @@ class StragglerComparison(ComparisonMemory):
             return [None] * len(parts)
         clear, score = (excess < self._limit / 2.0) | (more_s < self._least_s / 2.0), np.exp(excess)
         return [
-            Found(
+            ComparedSeries(
                 parts[n].indices[rows[n].times[:1]],
                 parts[n].moments[:, rows[n].times[:1]],
                 ConditionVerdict(*(each[n : n + 1] for each in (value, score, bad, clear))),

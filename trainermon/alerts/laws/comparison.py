@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.alerts.conditions.criteria import BreaksLaw
@@ -33,19 +33,19 @@ class LawComparison(ComparisonMemory):
     def reset(self) -> None:  # noqa: D102 - as in ComparisonMemory, here and below
         self._table.reset()
 
-    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:  # noqa: D102
         verdict = self._relation.judge(self._table.line_up(parts))
         if verdict is None or not (verdict.broken.any() or (verdict.judged.any() and not are_calm(parts))):
             return [None] * len(parts)
         return [self._found(part, place, verdict) for place, part in enumerate(parts)]
 
-    def _found(self, part: PeerPart, place: int, verdict: LawVerdict) -> Found:
+    def _found(self, part: PeerPart, place: int, verdict: LawVerdict) -> ComparedSeries:
         slots, columns = self._table.judged(part)
         size, explained = verdict.size[place, columns], verdict.explained[place, columns]
         judged, bad = verdict.judged[place, columns], verdict.broken[place, columns]
         score = size / np.where(explained > 0.0, explained, 1.0)
         shown = np.full((len(STATISTICS), len(slots)), np.nan)
-        return Found(slots, shown, ConditionVerdict(size, score, bad, judged & ~bad, ~judged), explained)
+        return ComparedSeries(slots, shown, ConditionVerdict(size, score, bad, judged & ~bad, ~judged), explained)
 
 
 class LawTable:
@@ -58,7 +58,7 @@ class LawTable:
     def __init__(self, law: Law) -> None:
         self._law = law
         self._tensors: dict[TensorPlace, int] = {}
-        self._known: dict[int, _RankSeries] = {}
+        self._known: dict[int, _LinedUpSeries] = {}
 
     def reset(self) -> None:
         """Forget how tensors are placed: they may lie elsewhere in the next attempt. Columns stay."""
@@ -88,7 +88,7 @@ class LawTable:
         slots = np.flatnonzero(series.kinds == 0)
         return slots, series.columns[slots]
 
-    def _series(self, part: PeerPart) -> _RankSeries:
+    def _series(self, part: PeerPart) -> _LinedUpSeries:
         watch, known = part.watch, self._known.get(part.rank)
         if known is None or len(known.columns) != len(watch.keys):
             places = [TensorPlace.of(key) for key in watch.keys]
@@ -97,11 +97,13 @@ class LawTable:
             placed: dict[Kind, dict[int, Placement | None]] = {}
             for key, column, placement in zip(watch.keys, columns, watch.placements, strict=True):
                 placed.setdefault(key.kind, {})[column] = placement
-            known = self._known[part.rank] = _RankSeries(np.array(columns, np.intp), np.array(kinds, np.intp), placed)
+            known = self._known[part.rank] = _LinedUpSeries(
+                np.array(columns, np.intp), np.array(kinds, np.intp), placed
+            )
         return known
 
 
-class _RankSeries:
+class _LinedUpSeries:
     """The series of one rank that a law looks at: their columns, the number of their kinds, and how they are placed."""
 
     def __init__(self, columns: Indices, kinds: Indices, placed: Mapping[Kind, Mapping[int, Placement | None]]) -> None:

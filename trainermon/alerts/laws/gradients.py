@@ -8,7 +8,7 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import Mask, grown
 from trainermon.alerts.laws.groups import data_groups
-from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
 from trainermon.alerts.laws.updates import least_rate
 from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ
 from trainermon.core.values import Kind
@@ -17,7 +17,7 @@ _BY_DESIGN = "expert"
 """Part of the names of parameters that a router may well leave without any token for a long time."""
 
 
-class Reached(Relation):
+class Reached(LawRelation):
     """Every trainable parameter has had a gradient that is not zero, on some rank, within its first `steps` steps.
 
     The size is the number of steps without one. Of a tensor that is spread over ranks of several nodes nothing is
@@ -29,7 +29,7 @@ class Reached(Relation):
         self._alive: Mask = np.zeros(0, np.bool_)
         self._steps = np.zeros(0)
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         rows, limit = step.rows[Kind.GRAD_REDUCED], self.settings["steps"]
         size = len(step.tensors)
         self._alive, self._steps = grown(self._alive, size, fill=False), grown(self._steps, size, 0.0)
@@ -52,13 +52,13 @@ class Reached(Relation):
         return not is_spread or bool(data_groups(step.places))
 
 
-class SomeGradient(Relation):
+class SomeGradient(LawRelation):
     """A step of the optimizer has a gradient: some rank has one that is not zero, while learning rates are not.
 
     The size is the share of the gradients that are missing or zero, 0 to 1; the law is broken at 1.
     """
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         rows, rate = step.rows[Kind.GRAD_REDUCED], least_rate(step)
         if rate is None or not (rate > 0).any() or not data_groups(step.places):
             return None

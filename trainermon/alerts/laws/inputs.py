@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from trainermon.alerts.laws.groups import data_groups
-from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
 from trainermon.core.derived import COUNT, MAX, MIN
 from trainermon.core.values import Coordinates, Kind
 
 _WINDOW = 32
 
 
-class DistinctInputs(Relation):
+class DistinctInputs(LawRelation):
     """What the model is given differs between data-parallel ranks, and between the micro steps of a step.
 
     Looked at is the first input of a module that is not what it was in the step before, as positions are: all of its
@@ -26,7 +26,7 @@ class DistinctInputs(Relation):
         super().__init__(settings)
         self._data = DataColumns()
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         given = self._data.of(step)
         size = np.full((len(step.places), len(step.tensors)), np.nan)
         for members in data_groups(step.places):
@@ -37,7 +37,7 @@ class DistinctInputs(Relation):
         return LawVerdict(size, np.zeros(size.shape), ~np.isnan(size))
 
 
-class NewInputs(Relation):
+class NewInputs(LawRelation):
     """What the model is given is new: not what one of the last `lag` batches was, while others are new.
 
     A training that goes over few batches again and again means to. What is not meant is that part of the batches comes
@@ -51,7 +51,7 @@ class NewInputs(Relation):
         self._last: dict[int, deque[bytes]] = {}
         self._repeats: dict[int, deque[bool]] = {}
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         size = np.full((len(step.places), len(step.tensors)), np.nan)
         for rank, given in self._data.of(step).items():
             share = self._share(step.places[rank], given.values())

@@ -80,7 +80,7 @@ class LawVerdict(NamedTuple):
         return self.judged & ~(self.size <= self.explained)
 
 
-class Relation:
+class LawRelation:
     """Judges a law on one step after the other; remembers what it needs. Base class of all relations.
 
     Args:
@@ -116,7 +116,7 @@ class Law:
     name: str
     sentence: str
     rows: tuple[Kind, ...]
-    relation: Callable[[Mapping[str, float]], Relation]
+    relation: Callable[[Mapping[str, float]], LawRelation]
     tolerance: str
     exceptions: tuple[str, ...]
     causes: tuple[str, ...]

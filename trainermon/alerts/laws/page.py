@@ -16,8 +16,8 @@ _HEAD = """\
 <!-- Generated from trainermon/alerts/laws/registry.py by `make sync`. Do not edit. -->
 
 Most errors that cost weeks crash nothing: the loss falls, and the result is wrong. What gives them away is that
-something no longer holds that holds in every correct training. Such a *law* relates rows that are collected anyway, so it
-needs no reference run, no further read of a tensor and no collective. Each is watched by an alert rule, which can be
+something no longer holds that holds in every correct training. Such a *law* relates rows that are collected anyway, so
+it needs no reference run, no further read of a tensor and no collective. Each is watched by an alert rule, which can be
 acknowledged, silenced or replaced as any other ([alerts](alerts.md)). The second column says what must be collected for
 it: without that it says nothing. `examples/monitor_config.json` collects what all of them need.
 

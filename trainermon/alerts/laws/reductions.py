@@ -6,7 +6,7 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import Indices, Mask
 from trainermon.alerts.laws.groups import DATA_AXES, MergedTensors, data_groups, is_plain, merged
-from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, Array
 from trainermon.core.values import Kind
 
@@ -20,7 +20,7 @@ _ORDER = 1e-5
 """Of float32 sums, whose order differs from rank to rank."""
 
 
-class Linear(Relation):
+class Linear(LawRelation):
     """A reduced gradient is the scaled sum of what the ranks had: compared by the sum of its elements.
 
     The scale is one for all parameters: 1 over the number of ranks, 1, or the one that most parameters show. The
@@ -28,7 +28,7 @@ class Linear(Relation):
     Where copies lie on other tensor or pipeline ranks, these may have been summed too.
     """
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         reduced = step.rows[Kind.GRAD_REDUCED]
         size, explained = np.full((2, *reduced[:, COUNT].shape), np.nan)
         for members in data_groups(step.places):
@@ -77,14 +77,14 @@ class Linear(Relation):
         return total
 
 
-class OwnData(Relation):
+class OwnData(LawRelation):
     """Two data-parallel ranks never have the same gradients: they would have computed the same on the same data.
 
     Of each tensor all moments are compared, bit for bit. The size is the share of tensors that another rank has, too;
     the law is broken where that is all of them, and some are not zero.
     """
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         rows = step.rows[Kind.GRAD_UNREDUCED]
         shown = ~np.isnan(rows[:, COUNT])
         share = np.full(len(step.places), np.nan)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainermon.alerts.laws.groups import MergedTensors, data_groups, merged
-from trainermon.alerts.laws.law import LawStep, LawVerdict, Relation
+from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
 from trainermon.core.catalogue import LEARNING_RATE_SERIES, LOSS_SCALE_SERIES
 from trainermon.core.derived import COUNT, DERIVED, INFS, NANS, SUM, Array
 from trainermon.core.values import Kind, Placement
@@ -18,7 +18,7 @@ HALF_UNIT = {"float64": 2.0**-54, "float32": 2.0**-25, "bfloat16": 2.0**-9, "flo
 _LEAST = 2.0  # times what would be rounded away
 
 
-class Moves(Relation):
+class Moves(LawRelation):
     """A parameter whose gradient is not zero is another one after the step, if its group's learning rate is not zero.
 
     Compared are all moments, bit for bit. The size is that of the step to be expected of the largest element, as a
@@ -27,7 +27,7 @@ class Moves(Relation):
     tells whose parameters they hold.
     """
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         before, after = step.rows[Kind.PARAM_ORIGIN], step.rows[Kind.PARAM_UPDATED]
         rate = least_rate(step)
         if rate is None:
@@ -44,14 +44,14 @@ class Moves(Relation):
         return LawVerdict(np.where(still, size, 0.0), _LEAST * unit, judged & ~np.isnan(unit))
 
 
-class Copied(Relation):
+class Copied(LawRelation):
     """The model's own parameters are those that the optimizer holds, rounded to the model's type.
 
     Compared are sum, least and greatest element, over all parts that the data-parallel ranks hold. The size is the
     largest of the three distances, as a share of the largest magnitude (of the sum: of root n times the norm).
     """
 
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in Relation
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         used = step.rows[Kind.PARAM_USED]
         size, explained = np.full((2, *used[:, COUNT].shape), np.nan)
         for members in data_groups(step.places):
