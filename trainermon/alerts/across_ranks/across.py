@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries
+from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory
 from trainermon.alerts.across_ranks.comparisons import make_comparison
 from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.batch import TakenStep

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory, are_calm
 from trainermon.alerts.across_ranks.copies import DiffersComparison
 from trainermon.alerts.across_ranks.few_ranks import FewRanks
 from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable, same_part

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory, are_calm
 from trainermon.alerts.across_ranks.peers import PeerGroup, PeerPart, PeerTable, same_elements
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Differs

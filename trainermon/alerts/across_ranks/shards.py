@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Dead

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart, same_stage
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, grown
 from trainermon.alerts.conditions.criteria import Straggler

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import ComparisonMemory, ComparedSeries, are_calm
+from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory, are_calm
 from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.alerts.conditions.criteria import BreaksLaw

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import Mask, grown
 from trainermon.alerts.laws.groups import data_groups
-from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
+from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.alerts.laws.updates import least_rate
 from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ
 from trainermon.core.values import Kind

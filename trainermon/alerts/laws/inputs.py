@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from trainermon.alerts.laws.groups import data_groups
-from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
+from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.core.derived import COUNT, MAX, MIN
 from trainermon.core.values import Coordinates, Kind
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import Indices, Mask
 from trainermon.alerts.laws.groups import DATA_AXES, MergedTensors, data_groups, is_plain, merged
-from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
+from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, Array
 from trainermon.core.values import Kind
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainermon.alerts.laws.groups import MergedTensors, data_groups, merged
-from trainermon.alerts.laws.law import LawStep, LawVerdict, LawRelation
+from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.core.catalogue import LEARNING_RATE_SERIES, LOSS_SCALE_SERIES
 from trainermon.core.derived import COUNT, DERIVED, INFS, NANS, SUM, Array
 from trainermon.core.values import Kind, Placement
