@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.alerts.series import PATIENT
 from trainermon.alerts.conditions.criteria import (
+    BreaksLaw,
     Dead,
     Differs,
     Direction,
@@ -164,7 +165,7 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
     news |= {"learning-rate-zero", "batch-repeated", "eval-mode"}
     news |= {"rollout-weights-differ", "rollout-bookkeeping", "rollout-stale", "rollout-not-comparable"}
     news |= {"accelerator-throttled", "accelerator-memory-full"}
-    news |= {rule.name for rule in rules.values() if isinstance(rule.when, Reported)}
+    news |= {rule.name for rule in rules.values() if isinstance(rule.when, (Reported, BreaksLaw))}
     assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == news
 
 

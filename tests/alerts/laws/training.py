@@ -9,7 +9,6 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +46,7 @@ class Reduction:
         self._fault = fault
         self._before: dict[int, Tensor] = {}
 
-    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         own = bucket.buffer() / dist.get_world_size()
         reduced = own.clone()
         dist.all_reduce(reduced)
