@@ -1,9 +1,9 @@
-"""One Chromium for the tests of a file; every test gets a page that must stay free of errors."""
+"""One Chromium for the tests of a file; every test gets pages that must stay free of errors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -23,8 +23,24 @@ CHROMIUM_FLAGS = (
 )
 READY_MS = 600_000
 
+DRAWN = """Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null))).then(
+    () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))))"""
+"""A promise, fulfilled when the page shows what it has been told."""
+
+NewPage = Callable[..., Page]
 OpenPage = Callable[..., Page]
 Serve = Callable[..., FakeAgent]
+PAGES = pytest.StashKey[list[Page]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Close what a test has opened before servers of its fixtures stop: a page complains when its server is gone."""
+    try:
+        yield
+    finally:
+        for page in item.stash.get(PAGES, []):
+            page.close()
 
 
 @pytest.fixture(scope="module")
@@ -37,43 +53,55 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
+def is_error(message: ConsoleMessage) -> bool:
+    """Whether a page complains; a violation of the content policy is an error, too."""
+    return message.type == "error"
+
+
+@pytest.fixture
+def new_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[NewPage]:
+    """Open an empty page on which nothing may go wrong while the test runs; it is closed with the end of the test.
+
+    `complains` says which messages of the console are faults.
+    """
+    complaints: list[str] = []
+    pages = request.node.stash.setdefault(PAGES, [])
+
+    def open_(complains: Callable[[ConsoleMessage], bool] = is_error, **context: Any) -> Page:
+        page = browser.new_page(**{"viewport": {"width": 1300, "height": 800}, **context})
+        pages.append(page)
+        page.set_default_timeout(READY_MS)
+        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+        page.on("console", lambda message: complaints.append(message.text) if complains(message) else None)
+        return page
+
+    yield open_
+    assert complaints == []
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serve a run until the test is over; the pages are closed before."""
+    """Serve a run until the test is over."""
     with contextlib.ExitStack() as agents:
         yield lambda run, port=0: agents.enter_context(serving(run, port=port))
 
 
 @pytest.fixture
-def open_page(browser: Browser, serve: Serve) -> Iterator[OpenPage]:
-    """Open an agent's page and wait until it is ready; afterwards nothing may have gone wrong on any of them.
-
-    A violation of the content policy is an error in the console, so it is seen here too.
-    """
-    complaints: list[str] = []
-    pages: list[Page] = []
+def open_page(new_page: NewPage) -> Iterator[OpenPage]:
+    """Open an agent's page and wait until it is ready; it may ask nobody but its agent."""
+    foreign: list[str] = []
 
     def open_(agent: FakeAgent, fragment: str = "", *, may_lose: bool = False, **context: Any) -> Page:
-        def note_message(message: ConsoleMessage) -> None:
-            if message.type == "error" and not may_lose:
-                complaints.append(message.text)
-
         def note_request(request: Request) -> None:
             if not request.url.startswith(agent.url):
-                complaints.append(request.url)
+                foreign.append(request.url)
 
-        context.setdefault("viewport", {"width": 1320, "height": 1060})
-        page = browser.new_page(**context)
-        pages.append(page)
-        page.set_default_timeout(READY_MS)
-        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
-        page.on("console", note_message)
+        complains = (lambda message: False) if may_lose else is_error
+        page = new_page(complains, **{"viewport": {"width": 1320, "height": 1060}, **context})
         page.on("request", note_request)
         page.goto(agent.url + fragment)
         page.locator("html[data-ready]").wait_for()
         return page
 
     yield open_
-    for page in pages:
-        page.close()
-    assert complaints == []
+    assert foreign == []

@@ -30,14 +30,8 @@ def make_controller(tmp_path):
 
 
 @pytest.fixture
-def page(browser):
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    problems = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    yield page
-    page.close()
-    assert not problems
+def page(new_page):
+    return new_page(viewport={"width": 1280, "height": 900})
 
 
 def seen(page, selector, text):

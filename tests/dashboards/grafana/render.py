@@ -21,9 +21,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.dashboards.conftest import CHROMIUM_FLAGS
+from tests.dashboards.conftest import CHROMIUM_FLAGS, DRAWN
 from tests.dashboards.grafana.recorded_run import STEP_S, GrafanaRun
 from tests.dashboards.grafana.servers import PICKED, influxdb_with, prometheus_with
 from tests.server_programs import find_program
@@ -100,14 +100,23 @@ def draw(browser: Browser, address: str, file: DashboardFile, run: GrafanaRun) -
     num_panels = sum(panel["type"] != "row" for panel in file.body["panels"])
     counted = "n => document.querySelectorAll('.panel-done,.panel-empty,.panel-error').length >= n"
     page.wait_for_function(counted, arg=num_panels, timeout=READY_MS)
-    page.wait_for_timeout(1000)
+    settled = settled_picture(page)
     picture = BUILD / "dashboards" / f"{file.source}-{Path(file.name).stem}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=picture, full_page=True)
+    picture.write_bytes(settled)
     errors += page.locator(".panel-error").all_inner_texts()
     empty = page.locator(".panel-empty").evaluate_all("found => found.map(e => e.dataset.title)")
     page.close()
     return {"errors": errors, "empty": empty}
+
+
+def settled_picture(page: Page) -> bytes:
+    """Return the picture of the whole page once two in a row are equal: panels draw after they have their data."""
+    before = b""
+    while (picture := page.screenshot(full_page=True)) != before:
+        before = picture
+        page.evaluate(DRAWN)
+    return picture
 
 
 def main() -> int:

@@ -10,13 +10,12 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from tests.dashboards.conftest import DRAWN
 from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 
 pytestmark = pytest.mark.server
 
 ROUNDING = 1  # of 255
-DRAWN = """Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null))).then(
-    () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))))"""
 MOST_LOOKS = 20  # a busy browser may paint later than it says
 
 

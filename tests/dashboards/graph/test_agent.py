@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.agent.nodes import Run
+from tests.dashboards.conftest import NewPage
 
 pytestmark = pytest.mark.server
 
@@ -30,15 +31,9 @@ def run(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page on which no script fails and no policy is broken."""
-    complaints: list[str] = []
-    page = browser.new_page(viewport={"width": 1300, "height": 900})
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text) if "olicy" in message.text else None)
-    yield page
-    page.close()
-    assert complaints == []
+def page(new_page: NewPage) -> Page:
+    """A page on which no script fails and no policy is broken; it may be refused."""
+    return new_page(lambda message: "olicy" in message.text, viewport={"width": 1300, "height": 900})
 
 
 def test_each_dump_leads_to_its_graph(run: Any, page: Page) -> None:

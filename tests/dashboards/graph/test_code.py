@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from tests.analysis.source.trained_script import RELU, SCRIPT, line_of, trained
+from tests.dashboards.graph.conftest import OpenGraph
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
@@ -27,16 +27,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(browser: Browser, file: Path) -> Iterator[Page]:
-    complaints: list[str] = []
-    page = browser.new_page(viewport={"width": 1300, "height": 800})
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"file://{file}")
-    page.wait_for_selector("body[data-ready]")
+def page(open_graph: OpenGraph, file: Path) -> Page:
+    page = open_graph(file)
     page.get_by_role("tab", name="Code").click()
-    yield page
-    page.close()
-    assert complaints == []
+    return page
 
 
 def found_by(page: Page, words: str) -> str:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Position, Route, expect
+from playwright.sync_api import Page, Position, Route, expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from tests.dashboards.conftest import READY_MS
-from tests.dashboards.graph.conftest import OpenGraph
-from trainermon.analysis.graph.meetings import NO_MEETINGS
-from trainermon.analysis.graph.page.output import BESIDE, DrawnGraphs, details_of, draw_rank, open_server
+from tests.dashboards.conftest import DRAWN, READY_MS, NewPage
+from tests.dashboards.graph.conftest import OpenGraph, ServeGraph
 from trainermon.analysis.graph.page.serving import GraphServer
-from trainermon.analysis.graph.reading import read_graphs
 
 pytestmark = pytest.mark.server
 
@@ -39,28 +34,20 @@ def _write_unlike(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[GraphServer]:
+def server(tmp_path: Path, serve_graph: ServeGraph) -> GraphServer:
     target, golden = _write_unlike(tmp_path)
-    graphs = list(read_graphs(target, golden))
-    ranks = [draw_rank(graph, BESIDE, len(graphs), served=True) for graph in graphs]
-    details = [details_of(graph) for graph in graphs]
-    drawn = DrawnGraphs("", ranks, [NO_MEETINGS] * len(ranks), golden=str(golden), path=target)
-    server = open_server(drawn, details.__getitem__, "", in_browser=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    return serve_graph(target, golden, notes=target)
 
 
 @pytest.fixture
-def page(browser: Browser, server: GraphServer) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1300, "height": 800})
-    page.goto(server.url)
+def page(new_page: NewPage, server: GraphServer) -> Page:
+    return _opened(new_page(), server.url)
+
+
+def _opened(page: Page, url: str) -> Page:
+    page.goto(url)
     page.wait_for_selector("body[data-ready]")
-    yield page
-    page.close()
+    return page
 
 
 def _kept(tmp_path: Path) -> dict[str, object]:
@@ -97,10 +84,8 @@ def _write_note(page: Page, text: str) -> None:
     page.get_by_label("note").blur()
 
 
-def test_what_two_readers_write_at_the_same_node_is_kept_of_both(page: Page, browser: Browser, tmp_path: Path) -> None:
-    other = browser.new_page()
-    other.goto(page.url)
-    other.wait_for_selector("body[data-ready]")
+def test_what_two_readers_write_at_the_same_node_is_kept_of_both(page: Page, new_page: NewPage, tmp_path: Path) -> None:
+    other = _opened(new_page(), page.url)
     for one in (page, other):
         _select(one, "head")
     status = "#panel section [role=status]"
@@ -119,7 +104,6 @@ def test_what_two_readers_write_at_the_same_node_is_kept_of_both(page: Page, bro
     _write_note(page, "")
     expect(page.locator(status)).to_have_text("kept, with what somebody else has written here meanwhile")
     assert set(_kept(tmp_path)["notes"].values()) == {"of the first\n\nof the second", "elsewhere"}  # type: ignore[attr-defined]
-    other.close()
 
 
 def test_a_note_outlasts_the_tensors_that_arrive_while_it_is_written(page: Page) -> None:
@@ -142,7 +126,7 @@ def test_two_nodes_are_matched_by_hand_and_no_longer(page: Page, tmp_path: Path)
     expect(page.locator(".told")).to_contain_text("Select what the golden dump alone has")
     page.keyboard.press("0")
     for name in ("fc1", "dense"):
-        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.evaluate(DRAWN)
         page.locator("#graph").click(position=_middle(page, name), modifiers=["Shift"] if name == "dense" else [])
     with _answered(page):
         page.keyboard.press("m")

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.dashboards.conftest import DRAWN
 from tests.dashboards.graph.conftest import RECORDED, OpenGraph, expect_shown
 from trainermon.cli import main
 
@@ -94,7 +95,7 @@ def test_a_click_selects_and_a_double_click_unfolds(open_graph: OpenGraph) -> No
     selected = canvas.screenshot()
     assert selected != before
     canvas.dblclick(position={"x": box["width"] / 2, "y": box["height"] / 2})
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(DRAWN)
 
     assert canvas.screenshot() != selected
 

@@ -10,13 +10,13 @@ from playwright.sync_api import Page, expect
 
 from tests.analysis.graph.shared_dumps import write_shared
 from tests.analysis.graph.test_notes import write_renamed_around
+from tests.dashboards.conftest import DRAWN
 from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 from trainermon.cli import main
 
 pytestmark = pytest.mark.server
 
 SELECTED = "#panel h2"
-DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 COMMON = {"model", "micro step 0", "forward", "head Linear"}
 
 

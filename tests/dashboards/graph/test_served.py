@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import http.client
 import json
@@ -10,60 +9,34 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Page, Request, expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from trainermon.analysis.graph.meetings import NO_MEETINGS
-from trainermon.analysis.graph.page.output import BESIDE, DrawnGraphs, details_of, draw_rank, open_server
+from tests.dashboards.conftest import NewPage
+from tests.dashboards.graph.conftest import RECORDED, ServeGraph
 from trainermon.analysis.graph.page.serving import GraphServer
-from trainermon.analysis.graph.reading import read_graphs
 
 pytestmark = pytest.mark.server
 
-RECORDED = Path(__file__).parents[2] / "analysis" / "compare" / "recorded"
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[GraphServer]:
+def server(tmp_path: Path, serve_graph: ServeGraph) -> GraphServer:
     """A server of the faulty dump against the sound one, both copied, so that a test may change them."""
     for name in ("faulty", "sound"):
         shutil.copytree(next((RECORDED / name).rglob("rank0")), tmp_path / name)
-    with serving(tmp_path / "faulty", tmp_path / "sound") as opened:
-        yield opened
-
-
-@contextlib.contextmanager
-def serving(path: Path, golden: Path | None) -> Iterator[GraphServer]:
-    graphs = list(read_graphs(path, golden))
-    ranks = [draw_rank(graph, BESIDE, len(graphs), served=True) for graph in graphs]
-    details = [details_of(graph) for graph in graphs]
-    drawn = DrawnGraphs("", ranks, [NO_MEETINGS] * len(ranks), golden=str(golden or ""))
-    server = open_server(drawn, details.__getitem__, "", in_browser=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    return serve_graph(tmp_path / "faulty", tmp_path / "sound")
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page on which nothing may go wrong."""
-    complaints: list[str] = []
-    page = browser.new_page(viewport={"width": 1300, "height": 800})
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    yield page
-    page.close()
-    assert complaints == []
+def page(new_page: NewPage) -> Page:
+    return new_page()
 
 
 def _get(server: GraphServer, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
@@ -92,33 +65,32 @@ def test_tensors_of_both_sides_are_fetched_once_when_their_node_is_chosen(server
     assert all(request.url.startswith(server.url) for request in asked)
 
 
-def test_numbers_are_those_of_the_dump(tmp_path: Path, page: Page) -> None:
+def test_numbers_are_those_of_the_dump(tmp_path: Path, page: Page, serve_graph: ServeGraph) -> None:
     write_dump(tmp_path / "dump", {"Module.fc.Linear.forward.0": forward(tensor(value=0.5), output=tensor(value=0.25))})
-    with serving(tmp_path, None) as server:
-        page.goto(f"{server.url}#node=3")
-        expect(page.locator("#panel td.number").first).to_have_text("0.5")
+    page.goto(f"{serve_graph(tmp_path, None).url}#node=3")
+    expect(page.locator("#panel td.number").first).to_have_text("0.5")
 
 
-def test_what_has_changed_since_is_said_and_not_shown(tmp_path: Path, browser: Browser) -> None:
+def test_what_has_changed_since_is_said_and_not_shown(
+    tmp_path: Path, new_page: NewPage, serve_graph: ServeGraph
+) -> None:
     write_dump(tmp_path / "dump", {"Module.fc.Linear.forward.0": forward(tensor(value=0.5), output=tensor(value=0.25))})
-    page = browser.new_page()
-    with serving(tmp_path, None) as server:
-        (tmp_path / "dump" / "dump.json").write_text("{}")
-        page.goto(f"{server.url}#node=3")
-        expect(page.locator(".missing")).to_contain_text("it has changed since it was read")
-        page.close()
+    page = new_page(lambda message: False)  # a refusal stands in the console
+    server = serve_graph(tmp_path, None)
+    (tmp_path / "dump" / "dump.json").write_text("{}")
+    page.goto(f"{server.url}#node=3")
+    expect(page.locator(".missing")).to_contain_text("it has changed since it was read")
 
 
-def test_hostile_text_stays_text_when_it_is_fetched(tmp_path: Path, page: Page) -> None:
+def test_hostile_text_stays_text_when_it_is_fetched(tmp_path: Path, page: Page, serve_graph: ServeGraph) -> None:
     key = f"Module.{HOSTILE}.Linear.forward.0"
     write_dump(tmp_path / "dump", {key: forward(tensor(), output=tensor())})
     (tmp_path / "dump" / "stack.json").write_text(json.dumps({"0": [[key], [f"File {HOSTILE}"]]}))
-    with serving(tmp_path, None) as server:
-        page.goto(f"{server.url}#node=3")
-        expect(page.locator("#panel .stack")).to_have_text(f"File {HOSTILE}")
+    page.goto(f"{serve_graph(tmp_path, None).url}#node=3")
+    expect(page.locator("#panel .stack")).to_have_text(f"File {HOSTILE}")
 
-        assert page.title() != "1"
-        assert page.locator("img").count() == 0
+    assert page.title() != "1"
+    assert page.locator("img").count() == 0
 
 
 @pytest.mark.parametrize(
@@ -161,6 +133,20 @@ def test_a_browser_may_do_with_it_what_it_may_with_the_agents_page(server: Graph
     assert "unsafe-eval" not in policy
     assert reply.getheader("referrer-policy") == "no-referrer"
     assert reply.getheader("x-content-type-options") == "nosniff"
+
+
+@pytest.mark.parametrize("size", [3, 1 << 23])
+def test_who_sends_what_is_not_read_is_told_why(server: GraphServer, size: int) -> None:
+    for _ in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1])
+        connection.putrequest("POST", f"/{server.secret}/other")
+        connection.putheader("Content-Length", str(size))
+        connection.endheaders()
+        connection.send(b"x" * size)
+        reply = connection.getresponse()
+
+        assert (reply.status, json.loads(reply.read())) == (404, {"detail": "nothing can be written here"})
+        connection.close()
 
 
 @pytest.fixture

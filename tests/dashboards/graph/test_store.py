@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from tests.dashboards.graph.conftest import OpenGraph, expect_shown
+from tests.dashboards.conftest import NewPage
+from tests.dashboards.graph.conftest import OpenGraph, ServeGraph, expect_shown
 from tests.dashboards.graph.modules import LOAD, LOAD_FIRST, header_and_pieces, module_page
-from tests.dashboards.graph.test_served import serving
 from trainermon.analysis.graph.findings import judge_alone, worst_within
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.overflow import overflow_levels
@@ -94,28 +94,28 @@ def _names(tree: GraphTree) -> list[Any]:
     return names
 
 
-def test_other_ranks_are_read_when_they_are_looked_at_and_once(browser: Browser, tmp_path: Path) -> None:
+def test_other_ranks_are_read_when_they_are_looked_at_and_once(
+    new_page: NewPage, serve_graph: ServeGraph, tmp_path: Path
+) -> None:
     for rank, value in enumerate((1.0, 2.0, 3.0)):
         data = {f"Torch.relu.{call}.forward": forward(tensor(), output=tensor(value=value)) for call in range(3)}
         write_dump(tmp_path / "step0" / f"rank{rank}", data)
-    with serving(tmp_path, None) as server:
-        page = browser.new_page()
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url.removeprefix(server.url)))
-        page.goto(server.url)
-        page.wait_for_selector("body[data-complete]")
-        at_first = {url for url in asked if url.startswith("pieces/")}
-        assert 0 < len(at_first) == len([url for url in asked if url.startswith("pieces/")]) < len(server.pieces)
-        page.keyboard.press(".")
-        expect_shown(page, "step0 rank1")
-        later = [url for url in asked if url.startswith("pieces/") and url not in at_first]
-        assert later  # its norms are its own
-        page.keyboard.press(",")
-        page.keyboard.press(".")
-        expect_shown(page, "step0 rank1")
-        pieces = [url for url in asked if url.startswith("pieces/")]
-        assert len(pieces) == len(set(pieces)) == len(at_first) + len(later)
-        page.close()
+    server, page = serve_graph(tmp_path, None), new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(server.url)))
+    page.goto(server.url)
+    page.wait_for_selector("body[data-complete]")
+    at_first = {url for url in asked if url.startswith("pieces/")}
+    assert 0 < len(at_first) == len([url for url in asked if url.startswith("pieces/")]) < len(server.pieces)
+    page.keyboard.press(".")
+    expect_shown(page, "step0 rank1")
+    later = [url for url in asked if url.startswith("pieces/") and url not in at_first]
+    assert later  # its norms are its own
+    page.keyboard.press(",")
+    page.keyboard.press(".")
+    expect_shown(page, "step0 rank1")
+    pieces = [url for url in asked if url.startswith("pieces/")]
+    assert len(pieces) == len(set(pieces)) == len(at_first) + len(later)
 
 
 def test_a_file_that_is_cut_off_shows_what_is_there_and_says_what_is_not(open_graph: OpenGraph, tmp_path: Path) -> None:

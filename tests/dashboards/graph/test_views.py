@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.dashboards.conftest import DRAWN
 from tests.dashboards.graph.conftest import OpenGraph, expect_shown
 from trainermon.cli import main
 
@@ -19,7 +20,7 @@ HOSTILE = '<img src=x onerror="document.title=1">'
 
 
 def _items(page: Page) -> list[str]:
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(DRAWN)
     return page.locator("#tree [role=treeitem]").all_text_contents()
 
 

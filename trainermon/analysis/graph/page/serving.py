@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import hmac
 import json
 import re
 import secrets
+import socket
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -29,6 +31,8 @@ NOTES = "notes"
 DetailsOf = Callable[[int], NodeDetails]
 """Returns the details of a rank, by its place on the page."""
 _READ_LIMIT_S = 10.0
+_DROPPED_AT_ONCE = 1 << 16
+_MOST_DROPPED = 1 << 26
 _ASKED = re.compile(rf"({DETAILS}|{PIECES})([0-9]{{1,12}})")
 
 
@@ -114,13 +118,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep what the reader has changed at nodes, and answer what there is now."""
         origin, host = self.headers.get("Origin", ""), self.headers.get("Host", "")
         size = self.headers.get("Content-Length", "")
-        self.close_connection = True  # whatever is left of the body is not read
+        self.close_connection = True
         if self._asked_for() != NOTES or self.server.notes is None:
-            self._refuse(HTTPStatus.NOT_FOUND, "nothing can be written here")
+            self._refuse_unread(HTTPStatus.NOT_FOUND, "nothing can be written here")
         elif origin.partition("://")[2].lower() != host.lower():
-            self._refuse(HTTPStatus.FORBIDDEN, "requests from other origins are refused")
+            self._refuse_unread(HTTPStatus.FORBIDDEN, "requests from other origins are refused")
         elif not size.isdecimal() or int(size) > MAX_BYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected up to {MAX_BYTES:,} bytes, and their number")
+            reason = f"expected up to {MAX_BYTES:,} bytes, and their number"
+            self._refuse_unread(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason)
         else:
             self._keep_notes(self.server.notes, self.rfile.read(int(size)))
 
@@ -179,6 +184,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         self._send(status, json.dumps({"detail": reason}).encode(), {"Content-Type": "application/json"})
+
+    def _refuse_unread(self, status: HTTPStatus, reason: str) -> None:
+        """Refuse what comes with a body, and drop that: a connection closed before it came would lose the answer."""
+        self._refuse(status, reason)
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            for _ in range(_MOST_DROPPED // _DROPPED_AT_ONCE):
+                if not self.connection.recv(_DROPPED_AT_ONCE):
+                    break
 
     def _send(
         self, status: HTTPStatus, body: bytes, headers: dict[str, str], policy: str = CONTENT_SECURITY_POLICY
