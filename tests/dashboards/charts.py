@@ -36,3 +36,7 @@ def pixel(page: Page, place: int, at: dict[str, float]) -> list[int]:
 
 def hover(page: Page, place: int, at: dict[str, float]) -> None:
     chart(page, place).hover(position=Position(x=at["x"], y=at["y"]))
+
+
+def shown_step(page: Page) -> int:
+    return int(page.locator("#figure-step .number").inner_text().replace(",", ""))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.dashboards.charts import LAYERS, LEFT, RANKS, RIGHT, cell_centre, chart, hover, pixel, small_run
 from tests.dashboards.conftest import OpenPage, Serve
@@ -18,29 +17,7 @@ from trainermon.core.values import Finding, Kind, SeriesKey
 
 pytestmark = pytest.mark.server
 
-TOLD_WHAT_IS_SEEN = "new Promise((done) => new IntersectionObserver(done).observe(document.body))"
-"""A promise, fulfilled when all that asked before whether they are seen have been told."""
-
 LIGHT_MARK, DARK_MARK = [214, 0, 108], [255, 79, 154]
-
-
-def stop_clock(page: Page) -> None:
-    """Have time pass on the page only when the test says so."""
-    page.clock.install()
-    page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 1)
-
-
-def pass_until(condition: Callable[[], bool], page: Page) -> int:
-    """Have time pass on a page with a stopped clock; return how much, in milliseconds."""
-    passed_ms = 0
-    while not condition():
-        page.clock.run_for(20)
-        passed_ms += 20
-    return passed_ms
-
-
-def shown_step(page: Page) -> int:
-    return int(page.locator("#figure-step .number").inner_text().replace(",", ""))
 
 
 def test_200_layers_and_2000_steps_become_ready(serve: Serve, open_page: OpenPage) -> None:
@@ -220,42 +197,6 @@ def test_value_that_was_not_recorded_is_no_fault(serve: Serve, open_page: OpenPa
     expect(page.locator("#figure-loss .number")).to_have_text("\N{EN DASH}")
     at = cell_centre(page, 1, row=0, step=201, rows=1, steps=201)
     assert pixel(page, 1, {"x": at["x"], "y": 1}) != LIGHT_MARK
-
-
-def test_heat_maps_are_refetched_at_a_bounded_rate(serve: Serve, open_page: OpenPage) -> None:
-    run = small_run()
-
-    def heat_requests() -> int:
-        return sum(path.startswith("/api/heatmap") for path in agent.requests)
-
-    agent = serve(run)
-    page = open_page(agent)
-    stop_clock(page)
-    before = heat_requests()
-    passed_ms = 0
-    for _ in range(15):
-        agent.publish("step", run.append())
-        passed_ms += pass_until(lambda: shown_step(page) == run.num_steps, page)
-    passed_ms += pass_until(lambda: heat_requests() > before, page)
-
-    assert heat_requests() - before <= 1 + passed_ms / 1000
-
-
-def test_heat_maps_that_nobody_sees_are_not_fetched(serve: Serve, open_page: OpenPage) -> None:
-    run = broken_run()
-
-    agent = serve(run)
-    page = open_page(agent)
-    page.get_by_role("link", name="Open the diagnosis").click()
-    expect(page.locator(".chain")).to_be_visible()
-    page.evaluate(TOLD_WHAT_IS_SEEN)
-    stop_clock(page)
-    before = len([path for path in agent.requests if "columns=" in path])
-    agent.publish("step", run.append())
-    pass_until(lambda: shown_step(page) == run.num_steps, page)
-    page.clock.run_for(60_000)
-
-    assert len([path for path in agent.requests if "columns=" in path]) == before
 
 
 def test_without_alerts_it_says_who_watches(serve: Serve, open_page: OpenPage) -> None:
