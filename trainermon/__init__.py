@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from trainermon.analysis.compare import compare, compare_distributed
     from trainermon.analysis.environment.checker import ConfigChecker
     from trainermon.analysis.environment.recorder import EnvironmentRecorder
+    from trainermon.analysis.rl.single_comparator import SingleComparator
     from trainermon.dump.debugger import PrecisionDebugger
     from trainermon.dump.online.dispatch import AccuracyDispatch, PtdbgDispatch
     from trainermon.monitor.gradient_probe import GradientMonitor
     from trainermon.monitor.taps.compiled_regions import compile_friendly
     from trainermon.monitor.trainer_mon import TrainerMon
+    from trainermon.rl.single_save import SingleSave
 
 __all__ = [
     "AccuracyDispatch",
@@ -35,6 +37,8 @@ __all__ = [
     "GradientMonitor",
     "PrecisionDebugger",
     "PtdbgDispatch",
+    "SingleComparator",
+    "SingleSave",
     "TrainerMon",
     "__version__",
     "check",
@@ -57,6 +61,8 @@ _HOMES = {
     "GradientMonitor": "trainermon.monitor.gradient_probe",
     "PrecisionDebugger": "trainermon.dump.debugger",
     "PtdbgDispatch": "trainermon.dump.online.dispatch",
+    "SingleComparator": "trainermon.analysis.rl.single_comparator",
+    "SingleSave": "trainermon.rl.single_save",
     "TrainerMon": "trainermon.monitor.trainer_mon",
     "check": "trainermon.analysis.check.dumps",
     "compare": "trainermon.analysis.compare",

@@ -51,6 +51,8 @@ def test_the_public_names_of_the_package_are_frozen():
         "GradientMonitor",
         "PrecisionDebugger",
         "PtdbgDispatch",
+        "SingleComparator",
+        "SingleSave",
         "TrainerMon",
         "__version__",
         "check",

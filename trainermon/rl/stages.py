@@ -3,11 +3,13 @@
     FOLDER/data/reward/step12/rank0/micro_step0/reward.npy, reward.json
     FOLDER/data/response/step12/rank0/micro_step0/response.0.npy, response.1.npy, response.json
 
-The JSON has maximum, minimum, mean, norm and shape of each array. Two folders are compared by `trainermon rl compare`.
+The JSON has maximum, minimum, mean, norm and shape of each array (of complex numbers, of their magnitudes). Two folders
+are compared by `trainermon rl compare`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -23,6 +25,7 @@ from trainermon.core.values import as_plain
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_NO_NAME = re.compile(r"[/\\\x00-\x1f]")
 
 
 class StageFile(NamedTuple):
@@ -52,7 +55,7 @@ class StageRecorder:
     ) -> None:
         self.folder = Path(folder)
         self.step_number = 0
-        self._rank = rank
+        self.rank = rank
         self._every = max(1, every)
         self._samples = samples
         self._left_bytes = quota_bytes
@@ -67,25 +70,31 @@ class StageRecorder:
             ValueError: A key cannot be a file's name, or a value is no array.
             OSError: Nothing can be written.
         """
+        for key, value in stages.items():
+            if value is not None:
+                number = self._times.get((key, self.step_number), 0)
+                self.save_micro_step({key: value}, number)
+                self._times = {known: n for known, n in self._times.items() if known[1] == self.step_number}
+                self._times[key, self.step_number] = number + 1
+
+    def save_micro_step(self, stages: Mapping[str, Any], number: int | None) -> None:
+        """Keep stages as those of a micro step; None: of the step, which has none. Else as `save`."""
         if self.step_number % self._every:
             return
         for key, value in stages.items():
             if value is None:
                 continue
-            if not _KEY.fullmatch(key):
+            if not _KEY.fullmatch(str(key)):
                 raise ValueError(f"stage {key!r}: expected letters, digits, '_', '-' and '.'")
-            number = self._times.get((key, self.step_number), 0)
-            self._times = {known: n for known, n in self._times.items() if known[1] == self.step_number}
-            self._times[key, self.step_number] = number + 1
-            self._write(key, value, number)
+            self._write(key, value, "" if number is None else f"micro_step{int(number)}")
 
     def save_config(self, values: Mapping[str, Any]) -> None:
         """Keep the settings of the run beside the stages, as `configurations.json`."""
         make_private_folder(self.folder)
         replace_file(self.folder / "configurations.json", json.dumps(as_plain(values), indent=2, default=str).encode())
 
-    def _write(self, key: str, value: Any, number: int) -> None:
-        arrays = {part: self._cut(as_array(each, key)) for part, each in _parts(value)}
+    def _write(self, key: str, value: Any, micro_step: str) -> None:
+        arrays = {part: self._cut(as_array(each, key)) for part, each in _parts(value, key)}
         size = sum(array.nbytes for array in arrays.values())
         if size > self._left_bytes:
             if self._left_bytes:
@@ -93,12 +102,13 @@ class StageRecorder:
             self._left_bytes = 0
             return
         self._left_bytes -= size
-        target = self.folder / "data" / key / f"step{self.step_number}" / f"rank{self._rank}" / f"micro_step{number}"
+        target = self.folder / "data" / key / f"step{self.step_number}" / f"rank{self.rank}" / micro_step
         make_private_folder(target)
         for part, array in arrays.items():
             with replacing(target / f"{key}{part}.npy") as file:
                 np.save(file, array, allow_pickle=False)
-        replace_file(target / f"{key}.json", json.dumps({"data": _described(value, arrays)}, indent=2).encode())
+        described = {"data": _described(value, iter(arrays.values()))}
+        replace_file(target / f"{key}.json", json.dumps(described, indent=2).encode())
 
     def _cut(self, array: np.ndarray) -> np.ndarray:
         return array[: self._samples] if self._samples and array.ndim else array
@@ -135,40 +145,64 @@ def stored_stages(folder: str | Path, *, rank: int = 0) -> Iterator[tuple[int, d
 def as_array(value: Any, key: str) -> np.ndarray:
     """Return a tensor or array as an array on the host; of types that numpy has not, as float32.
 
+    Of a DTensor the local part. A tensor of torch or MindSpore that is on an accelerator is waited for.
+
     Raises:
         ValueError: It is neither, nor a number.
     """
-    torch = sys.modules.get("torch")
+    torch, mindspore = sys.modules.get("torch"), sys.modules.get("mindspore")
     if torch is not None and isinstance(value, torch.Tensor):
-        plain = value.detach().cpu()
-        if plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64):
-            plain = plain.float()
-        return np.asarray(plain.numpy())
+        return _array_of_torch(value)
+    if mindspore is not None and isinstance(value, mindspore.Tensor):
+        tensors = importlib.import_module("trainermon.dump.mindspore.tensors")  # which loads MindSpore
+        return np.asarray(tensors.as_array(value))
     array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufc":
         raise ValueError(f"stage {key!r}: found {type(value).__name__} of {array.dtype}, expected arrays of numbers")
     return array
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f".{name}", each) for name, each in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f".{index}", each) for index, each in enumerate(value))
+def _array_of_torch(tensor: Any) -> np.ndarray:
+    layout = importlib.import_module("trainermon.statistics.layout")  # which loads torch
+    plain = layout.readable(tensor.detach()).cpu().resolve_conj().resolve_neg()
+    if plain.is_floating_point() and plain.dtype.itemsize < 4 and str(plain.dtype) != "torch.float16":
+        plain = plain.float()
+    return np.asarray(plain.numpy())
+
+
+def _parts(value: Any, key: str) -> list[tuple[str, Any]]:
+    """Return the arrays in a value, each with what follows the key in the name of its file.
+
+    Raises:
+        ValueError: Names in it cannot be those of files, or two of them give the same.
+    """
+    found = list(_leaves(value, ""))
+    names = [name for name, _ in found]
+    wrong = next((name for name in names if _NO_NAME.search(name) or names.count(name) > 1), None)
+    if wrong is not None:
+        raise ValueError(f"stage {key!r}: found the part {wrong[1:]!r}, expected names of files, each once")
+    return found
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | list | tuple):
+        for part, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(each, f"{name}.{part}")
     else:
-        yield "", value
+        yield name, value
 
 
-def _described(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    described = [_description(array) for array in arrays.values()]
+def _described(value: Any, arrays: Iterator[np.ndarray]) -> Any:
     if isinstance(value, Mapping):
-        return dict(zip(map(str, value), described, strict=True))
-    return described if isinstance(value, list | tuple) else described[0]
+        return {str(name): _described(each, arrays) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(each, arrays) for each in value]
+    return _description(next(arrays))
 
 
 def _description(array: np.ndarray) -> dict[str, Any]:
     if not array.size:
         return {"max": None, "min": None, "mean": None, "norm": None, "shape": list(array.shape)}
-    wide = array.astype(np.float64)
+    wide = (np.abs(array) if array.dtype.kind == "c" else array).astype(np.float64)
     numbers = {"max": wide.max(), "min": wide.min(), "mean": wide.mean(), "norm": np.linalg.norm(wide.ravel())}
     return {**as_plain({name: float(number) for name, number in numbers.items()}), "shape": list(array.shape)}

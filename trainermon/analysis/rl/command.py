@@ -16,6 +16,7 @@ from trainermon.analysis.rl.logged_settings import compare_settings, read_settin
 from trainermon.analysis.rl.page import render_page
 from trainermon.analysis.rl.screen import screen_of_run, screen_of_settings, screen_of_stages
 from trainermon.analysis.rl.stage_differences import compare_stages
+from trainermon.analysis.rl.stage_tables import write_tables
 from trainermon.analysis.rl.token_text import read_tokenizer
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.progress import ProgressBar
@@ -42,8 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare = actions.add_parser("compare", help="find the first stage of a step in which two runs differ")
     compare.add_argument("run", type=Path, help="a folder of stages, ours or of msprobe's SingleSave")
     compare.add_argument("other", type=Path, help="the one to hold it against")
+    compare.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="write KEY.xlsx for every key, as msprobe does"
+    )
     compare.add_argument("--json", action="store_true", help="print JSON instead of the screen")
-    compare.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if they differ")
+    compare.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if they differ at all")
     digest = actions.add_parser("digest", help="write digests of a checkpoint's weights, to hold an engine against")
     digest.add_argument("checkpoint", type=Path, help="of any format that `trainermon checkpoint` reads")
     digest.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder of the watch")
@@ -125,11 +129,13 @@ SEVERITY = {
 
 def _compare(args: argparse.Namespace) -> int:
     found = compare_stages(args.run, args.other)
+    if args.output is not None:
+        write_tables(found, args.output)
     if args.json:
         _print([json.dumps(as_plain(found))])
     else:
         _print(screen_of_stages(found))
-    return DIFFERS if args.exit_code and found.differing else 0
+    return DIFFERS if args.exit_code and not found.is_equal else 0
 
 
 def _digest(args: argparse.Namespace) -> int:

@@ -87,6 +87,8 @@ def screen_of_stages(found: StageComparison) -> Iterator[str]:
             yield f"  only in the {run} run: {printable(', '.join(only[:3]))}" + (
                 f" and {len(only) - 3} more" if len(only) > 3 else ""
             )
+    for reason in found.unread[:SHOWN]:
+        yield f"  not compared: {printable(reason)}"
 
 
 def screen_of_settings(found: SettingsComparison) -> Iterator[str]:
