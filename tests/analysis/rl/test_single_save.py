@@ -85,7 +85,8 @@ def test_tables_have_the_columns_and_figures_of_msprobe(tmp_path, monkeypatch, w
             monkeypatch.setattr(SingleSave, "_instance", None)
             save_the_kinds(folders[-1], is_second=side == "second")
 
-    found = SingleComparator.compare(*folders, output_path=tmp_path / "out", num_processes=2)
+    first, second = folders
+    found = SingleComparator.compare(first, second, output_path=tmp_path / "out", num_processes=2)
 
     expected = json.loads((KINDS / "expected.json").read_text())
     assert {path.stem for path in (tmp_path / "out").iterdir()} == expected.keys() - {"gone"}

@@ -35,5 +35,6 @@ def test_the_rank_is_that_of_msrun_and_a_change_is_found(tmp_path, monkeypatch):
     found = SingleComparator.compare(tmp_path / "a", tmp_path / "b", tmp_path / "tables")
 
     assert found.sentence == (
-        "The first difference is in x of step 0, rank 2: from element [1] on, 2 against 2.5; 50.0% of the elements differ."
+        "The first difference is in x of step 0, rank 2: from element [1] on, 2 against 2.5; "
+        "50.0% of the elements differ."
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainermon.analysis.tensor.files import open_tensors
+from trainermon.analysis.tensor.files import UnreadTensor, open_tensors
 from trainermon.core.errors import DumpError
 from trainermon.rl.stages import StageFile, stage_files
 
@@ -199,6 +199,10 @@ def _compared(one: StageFile, other: StageFile) -> StageDifference | str:
         mine, theirs = (open_tensors(file.path)[0] for file in (one, other))
     except DumpError as error:
         return str(error)
+    if isinstance(mine, UnreadTensor):
+        return f"{mine.label}: {mine.reason}"
+    if isinstance(theirs, UnreadTensor):
+        return f"{theirs.label}: {theirs.reason}"
     return StageDifference(
         key=one.key, step=one.step, rank=one.rank, micro_step=one.micro_step, part=one.part,
         shapes=(mine.shape, theirs.shape), dtypes=(mine.dtype, theirs.dtype),
