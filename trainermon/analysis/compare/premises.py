@@ -10,7 +10,7 @@ from trainermon.analysis.compare.flow import CallFlow, TensorError, Value, value
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import is_product, is_sparse, least_rounding, roundoff_of, takes_weight
+from trainermon.analysis.compare.noise import is_product, is_sparse, least_rounding, roundoff, roundoff_of, takes_weight
 from trainermon.analysis.compare.verdicts import TypePairs
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
@@ -31,7 +31,7 @@ def has_other_input(pairs: Sequence[CallPair], flow: CallFlow, floor_of: Callabl
         assert pair.golden
         if any(math.isinf(error.size) for error in facts.given if error.item.is_tensor):
             return True
-        if is_first and any(is_sparse(*error[:2]) and _is_input(pair.target, error, flow) for error in facts.given):
+        if is_first and any(_is_other(error) and _is_input(pair.target, error, flow) for error in facts.given):
             return True
         is_first = False
         floor = floor_of(pair.target, pair.golden)
@@ -93,6 +93,13 @@ def has_nan_backward(flow: CallFlow) -> bool:
     """Return whether backwards of one side alone have NaN or Inf, and no forward has."""
     bad = [key for key, facts in flow.facts.items() if math.isnan(facts.before) or math.isnan(facts.after)]
     return bool(bad) and not any(split_key(key)[2] == FORWARD for key in bad)
+
+
+def _is_other(error: TensorError) -> bool:
+    """Return whether few elements of a tensor are others, and it is not one that was rounded to another type."""
+    is_one_type = error.item.dtype == error.golden.dtype
+    rounded = 0.0 if is_one_type else least_rounding(roundoff((error.item, error.golden)))
+    return error.size > rounded and is_sparse(error.item, error.golden)
 
 
 def _is_input(call: DumpCall, error: TensorError, flow: CallFlow) -> bool:
