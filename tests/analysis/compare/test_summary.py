@@ -224,3 +224,20 @@ def test_what_could_not_be_compared_is_said_instead_of_a_result(colour):
     assert lines[3].split()[-2:] == ["not", "compared"]
     said = "Step 3: not compared: a/dump.json is damaged"
     assert lines[0] == (f"\033[1m{said}\033[0m" if colour else said)
+
+
+@pytest.mark.parametrize("norm", [1.0, 1.0 + 2.0**-25])
+def test_an_input_that_was_only_rounded_to_another_type_explains_no_wrong_result(norm, tmp_path):
+    sides = (("float64", norm, 2.0), ("float32", 1.0, 1.0))
+    ours, theirs = (
+        {
+            LINEAR: forward(
+                tensor(f"torch.{dtype}", Norm=norm, requires_grad=False),
+                output=tensor(f"torch.{dtype}", value=result),
+            )
+        }
+        for dtype, norm, result in sides
+    )
+    found = compared(tmp_path, ours, theirs)
+
+    assert [key for key, _ in found.blamed] == [LINEAR]
