@@ -57,7 +57,7 @@ def test_a_run_that_takes_no_orders_offers_none(serve: Serve, open_page: OpenPag
     expect(page.get_by_role("button", name="Acknowledge…")).to_have_count(0)
 
 
-@pytest.mark.parametrize("state", ["finished", "stopped", "killed", "failed", "crashed"])
+@pytest.mark.parametrize("state", ["finished", "stopped", "interrupted", "killed", "failed", "crashed"])
 def test_a_run_that_has_ended_says_why_there_is_nothing_to_order(serve: Serve, open_page: OpenPage, state: str) -> None:
     run = broken_run()
     run.state = state

@@ -174,8 +174,8 @@ class TrainerMon(CallsOfMsprobe):
         self._close(cause or error)
 
     def _close(self, error: BaseException | None) -> None:
-        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            error = None  # somebody wanted it to end
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
         if self._attached is not None:
             atexit.unregister(self._close_at_exit)
             if self._finalizer is not None:

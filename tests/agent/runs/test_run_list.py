@@ -57,6 +57,7 @@ DEATHS = {
     "failed": [RankEvidence(rank=0, step=3, life=DEAD, error="Traceback\nValueError: bad data")],
     "killed": [RankEvidence(rank=0, step=3, life=DEAD, exit=ProcessExit(signal=signal.SIGKILL))],
     "stopped": [RankEvidence(rank=0, step=3, life=DEAD, exit=ProcessExit(signal=signal.SIGTERM))],
+    "interrupted": [RankEvidence(rank=0, step=3, life=DEAD, error="Traceback\nKeyboardInterrupt")],
     "crashed": [RankEvidence(rank=0, step=3, life=DEAD, exit=ProcessExit(signal=signal.SIGSEGV))],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Sequence
 
@@ -23,6 +24,7 @@ _PEER_IS_GONE = (
     "Timed out waiting",
     "Connection refused",
 )
+_EXIT = re.compile(r"SystemExit: (-?\d+)")
 _MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "bad_alloc")
 
 
@@ -33,7 +35,7 @@ def crash_verdict(
 
     `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
     exception that does not speak of a lost peer, is a reason of its own. An exit status alone, and an abort, may be
-    either. Where a SIGTERM came before any of those, the ranks were stopped from outside, and none is to blame. Where
+    either. Where a SIGTERM or an interruption came before any of those, the ranks were stopped, and none is to blame. Where
     all have only lost a peer, it is one that has ended its training before them. Of the ranks in `unordered` nobody
     has seen who was first: if nothing else tells them apart, none is to blame.
     """
@@ -41,7 +43,7 @@ def crash_verdict(
     worst = min(map(_class, dead), default=0)
     waiting = tuple(one.rank for one in evidence if one.life != DEAD)
     if dead and worst >= _FOLLOWED and _class(dead[0]) == _STOPPED:
-        text = f"{spans(order)} ended by SIGTERM from outside (an operator, a scheduler, the launcher)"
+        text = f"{spans(order)} {_INTERRUPTED if any(map(_is_interrupted, dead)) else _STOPPED_TEXT}"
         text += f" at step {dead[0].step} (phase {dead[0].phase})"
         return HangVerdict(kind=StandstillKind.DEAD, waiting=waiting, text=text)
     left = _left_before(evidence, dead) if worst == _FOLLOWED else ()
@@ -76,7 +78,10 @@ def _unseen_text(dead: Sequence[RankEvidence]) -> str:
     return f"{text}, at step {dead[0].step}; which was first is not known here: see the launcher's log"
 
 
-STOPPED, KILLED, FAILED, CRASHED = ENDS = ("stopped", "killed", "failed", "crashed")
+_STOPPED_TEXT = "ended by SIGTERM from outside (an operator, a scheduler, the launcher)"
+_INTERRUPTED = "interrupted by Ctrl-C or SIGINT"
+
+STOPPED, INTERRUPTED, KILLED, FAILED, CRASHED = ENDS = ("stopped", "interrupted", "killed", "failed", "crashed")
 """How a training ended that did not finish; of several ranks, the most telling comes last."""
 
 
@@ -86,9 +91,11 @@ def end_of(message: str) -> str:
     >>> end_of("rank-dead: rank 0 was killed by SIGKILL at step 31 (phase step)")
     'killed'
     """
-    if "ended by SIGTERM from outside" in message:
+    if _STOPPED_TEXT in message:
         return STOPPED
-    if " failed: " in message:
+    if _INTERRUPTED in message:
+        return INTERRUPTED
+    if " failed: " in message or " failed with status " in message:
         return FAILED
     return KILLED if "was killed by SIGKILL" in message or "was killed by SIGTERM" in message else CRASHED
 
@@ -99,12 +106,17 @@ _OWN, _UNEXPLAINED, _FOLLOWED, _STOPPED = range(4)
 def _class(one: RankEvidence) -> int:
     """Return for what kind of reason a rank has ended, the best cause first."""
     number = one.exit.signal if one.exit else None
-    if number == signal.SIGTERM:
+    if number == signal.SIGTERM or _is_interrupted(one):
         return _STOPPED
     if any(text in one.error for text in _PEER_IS_GONE):
         return _FOLLOWED
     # A library aborts the process whose connection is lost where no Python could tell.
     return _OWN if one.error or number not in (None, signal.SIGABRT) else _UNEXPLAINED
+
+
+def _is_interrupted(one: RankEvidence) -> bool:
+    by_signal = not one.error and one.exit is not None and one.exit.signal == signal.SIGINT
+    return by_signal or last_line(one.error).partition(":")[0] == "KeyboardInterrupt"
 
 
 def _left_before(evidence: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
@@ -135,8 +147,14 @@ def _same_end(one: RankEvidence, first: RankEvidence) -> bool:
 
 def end_text(one: RankEvidence) -> str:
     """Return in words how a rank's process ended: by which signal, exit status or exception."""
+    said = last_line(one.error)
+    status = _EXIT.fullmatch(said)
+    if status:
+        return f"failed with status {status[1]}"
     if one.error:
-        return f"failed: {last_line(one.error)}"
+        return f"failed: {said}"
+    if one.phase == "closed" and one.exit is not None and one.exit.status:
+        return f"failed with status {one.exit.status}"
     return (one.exit or ProcessExit()).text
 
 

@@ -86,6 +86,8 @@ class DeathWatch:
             if self._ranks.ranks[rank].phase not in _SAID_GOOD_BYE:
                 self._died_s[rank] = now_s
                 self.num_dead += 1
+        for rank in self._failed_after_good_bye():
+            self._died_s[rank] = now_s
         for rank in [rank for rank in self._died_s if self._ranks.ranks[rank].alive]:  # a new attempt
             del self._died_s[rank]
             self._told.discard(rank)
@@ -107,7 +109,7 @@ class DeathWatch:
     def is_dead(self, rank: int) -> bool:
         """Return whether the rank's process was gone at the last `note`, and the rank has not come back.
 
-        A rank that closed in good order is not dead.
+        A rank that closed in good order is not dead, unless its process then ended with a status other than 0.
         """
         return rank in self._died_s
 
@@ -127,6 +129,16 @@ class DeathWatch:
         """Stop watching all processes."""
         self._exits.close()
         self._notes.close()
+
+    def _failed_after_good_bye(self) -> list[int]:
+        """Return the ranks that closed the monitor, and whose processes have ended since with a status other than 0."""
+        found = []
+        for rank, state in self._ranks.ranks.items():
+            has_left = state.phase in _SAID_GOOD_BYE and not state.alive and rank not in self._died_s
+            ended = self._exits.exit_of(rank) if has_left else None
+            if ended is not None and ended.status:
+                found.append(rank)
+        return self._exits.in_order(found)
 
     def _never_seen(self, told: Collection[int]) -> list[int]:
         """Return the ranks of this attempt that were gone before anybody looked, where nobody has told of them."""

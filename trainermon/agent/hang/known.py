@@ -72,6 +72,6 @@ class KnownEvidence:
         )
 
     def _life_of(self, state: RankState) -> str:
-        if state.phase is Phase.CLOSED:
-            return ENDED
-        return RUNNING if state.alive else DEAD if self._deaths.is_dead(state.rank) else ENDED
+        if self._deaths.is_dead(state.rank) and not state.alive:
+            return DEAD
+        return RUNNING if state.alive and state.phase is not Phase.CLOSED else ENDED

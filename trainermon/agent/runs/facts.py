@@ -54,7 +54,8 @@ class RunFacts:
         name: Its run id.
         path: Its directory.
         state: `running`, `silent` (its agent has not ended, and nothing was stored for long), `finished`, `stopped`
-            (from outside), `killed`, `failed` (by an exception), `crashed` (otherwise), or `empty`.
+            (from outside), `interrupted`, `killed`, `failed` (by an exception or an exit status), `crashed`
+            (otherwise), or `empty`.
         problem: What cannot be read of it; "" for nothing.
         started_s: Unix time at which its first rank began.
         last_time_s: Unix time of the newest row that is stored.

@@ -203,7 +203,7 @@ export function diagnosisHash(address) {
  * Whether nothing more will come of a run: it is over, however it ended.
  * @param {{state: string} | null} run
  */
-export const hasEnded = (run) => ["finished", "stopped", "killed", "failed", "crashed"].includes(run?.state ?? "");
+export const hasEnded = (run) => ["finished", "stopped", "interrupted", "killed", "failed", "crashed"].includes(run?.state ?? "");
 
 /**
  * Address of the graph with the dump of this id, attempt and step.

@@ -11,6 +11,7 @@ const STATES = {
   live: ["live", "good"],
   finished: ["finished", "calm"],
   stopped: ["stopped", "calm"],
+  interrupted: ["interrupted", "calm"],
   killed: ["killed", "bad"],
   failed: ["failed", "bad"],
   crashed: ["crashed", "bad"],

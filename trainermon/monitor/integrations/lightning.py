@@ -79,12 +79,12 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         """Write what is left and detach from the model."""
         self.close()
 
-    def on_exception(self, _trainer: Trainer, _pl_module: LightningModule, _exception: BaseException) -> None:
-        """Detach from the model of a training that has failed."""
-        self.close()
+    def on_exception(self, _trainer: Trainer, _pl_module: LightningModule, exception: BaseException) -> None:
+        """Detach from the model of a training that has failed or was interrupted, and say so."""
+        self.close(exception)
 
-    def close(self) -> None:
-        """Close the monitor, if there is one."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the monitor, if there is one; `error` is what ends the training, if something does."""
         if self.monitor is not None:
-            self.monitor.close()
+            self.monitor.__exit__(None if error is None else type(error), error, None)
             self.monitor = None

@@ -16,8 +16,9 @@ const STATE_TITLES = {
   silent: "Its agent has not said that it ends, but has stored nothing for five minutes: it was killed, or its node is gone.",
   finished: "Its ranks have ended, and all that they left is stored.",
   stopped: "It was ended by SIGTERM from outside: a scheduler, a launcher, an operator.",
+  interrupted: "It was ended by Ctrl-C, or SIGINT.",
   killed: "A rank was killed, and nothing went on after that: often for lack of memory.",
-  failed: "An exception ended the script of a rank; its alert says which.",
+  failed: "An exception or an exit status ended the script of a rank; its alert says which.",
   crashed: "A rank died without a good-bye, and nothing went on after that.",
   empty: "No step was stored.",
 };

@@ -6,7 +6,7 @@ export interface RunEntry {
   key: string;
   name: string;
   path: string;
-  state: "running" | "silent" | "finished" | "stopped" | "killed" | "failed" | "crashed" | "empty";
+  state: "running" | "silent" | "finished" | "stopped" | "interrupted" | "killed" | "failed" | "crashed" | "empty";
   problem: string;
   started_s: number | null;
   last_time_s: number | null;
