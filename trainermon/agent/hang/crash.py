@@ -36,8 +36,8 @@ def crash_verdict(
     `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
     exception that does not speak of a lost peer, is a reason of its own. An exit status alone, and an abort, may be
     either. Where a SIGTERM or an interruption came before any of those, the ranks were stopped, and none is to blame.
-    Where all have only lost a peer, it is one that has ended its training before them. Of the ranks in `unordered` nobody
-    has seen who was first: if nothing else tells them apart, none is to blame.
+    Where all have only lost a peer, it is one that has ended its training before them. Of the ranks in `unordered`
+    nobody has seen who was first: if nothing else tells them apart, none is to blame.
     """
     dead = [one for rank in order for one in evidence if one.rank == rank]
     worst = min(map(_class, dead), default=0)
