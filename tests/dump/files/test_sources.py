@@ -44,6 +44,7 @@ class Gate(nn.Module):
         squash = lambda y: torch.sigmoid(y)
         return squash(self.mixed(x))
 """
+SECRET = "".join(("correct", "horse"))  # the source of this test is kept too, and may not hold it
 PADDING = "".join(f"\n\ndef unused_{number}():\n    return {number}\n" for number in range(80))
 
 
@@ -220,7 +221,7 @@ def beside():
 
 @pytest.mark.parametrize("source", ["functions", "files"])
 def test_no_secret_of_a_short_script_is_in_any_file_of_a_dump(tmp_path, monkeypatch, source):
-    secret = "correcthorse"
+    secret = SECRET
     path = tmp_path / "short.py"
     call = f"    y = gate(x) if dict(token='{secret}') else x  # password={secret}\n"
     path.write_text(SHORT_SCRIPT.format(secret=secret) + f"\n\ndef called(gate, x):\n{call}    return y\n")
@@ -248,11 +249,11 @@ def test_no_secret_of_a_short_script_is_in_any_file_of_a_dump(tmp_path, monkeypa
 def test_secrets_that_another_tool_left_in_a_dump_are_not_read(long_model, tmp_path):
     directory = dumped(long_model[0].Gate(), tmp_path / "out")
     for name in ("stack.json", "sources.json"):
-        text = (directory / name).read_text().replace("return squash(self.mixed(x))", "login(token='correcthorse')")
+        text = (directory / name).read_text().replace("return squash(self.mixed(x))", f"login(token='{SECRET}')")
         (directory / name).write_text(text)
 
     assert "login(token='<redacted>')" in str(load_raw(directory).stacks)
-    assert "correcthorse" not in f"{load_raw(directory).stacks} {read_sources(directory)}"
+    assert SECRET not in f"{load_raw(directory).stacks} {read_sources(directory)}"
 
 
 def test_files_with_the_same_code_keep_their_own_names(tmp_path, monkeypatch):
