@@ -1,5 +1,8 @@
 """Pairs of dumps with tensors of every dtype and layout: a change is found, or said not to be judged."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -121,3 +124,19 @@ def test_calls_inside_vmap_are_read_and_compared(tmp_path, task, level):
     assert set(alike.row_counts()) == {PASS}
     assert headline(alike).startswith("The dumps agree")
     assert "Module.0.Linear.forward.0" in headline(apart) or not headline(apart).startswith("The dumps agree")
+
+
+@pytest.mark.parametrize("tool", ["compare", "graph"])
+def test_what_torch_says_of_kinds_of_tensors_is_not_on_the_screen(dumps, tool, tmp_path):
+    _, folders = dumps
+    options = ["-o", str(tmp_path / "out")]
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "trainermon", tool, str(folders["again"]), str(folders["sound"]), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "Warning" not in ran.stdout + ran.stderr
+    assert ran.returncode in (0, 3), ran.stderr

@@ -6,6 +6,7 @@ Files of torch are mapped and read with `weights_only`, those of numpy without p
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,7 +170,10 @@ def tensor_differences(
 
     `threads` read and compute at a time, as numpy holds no lock meanwhile; few tensors are in memory at any time.
     """
-    with ThreadPoolExecutor(threads) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
+        warnings.filterwarnings(
+            "ignore", module=r"torch\b"
+        )  # what it says of kinds of tensors is said to who made them
         waiting: deque[Future[DumpRowDifference]] = deque()
         for ours, theirs in pairs:
             waiting.append(pool.submit(tensor_difference, ours, theirs, target=target, golden=golden))
