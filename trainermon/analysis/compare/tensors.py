@@ -171,9 +171,8 @@ def tensor_differences(
     `threads` read and compute at a time, as numpy holds no lock meanwhile; few tensors are in memory at any time.
     """
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
-        warnings.filterwarnings(
-            "ignore", module=r"torch\b"
-        )  # what it says of kinds of tensors is said to who made them
+        # Who made such tensors was told of them; whoever compares them can do nothing about it.
+        warnings.filterwarnings("ignore", module=r"torch\b")
         waiting: deque[Future[DumpRowDifference]] = deque()
         for ours, theirs in pairs:
             waiting.append(pool.submit(tensor_difference, ours, theirs, target=target, golden=golden))
