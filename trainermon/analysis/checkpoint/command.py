@@ -12,6 +12,7 @@ from typing import Any
 
 from trainermon.analysis.checkpoint.comparison import (
     PRECISIONS,
+    MOST_RTOL,
     RTOL,
     CheckpointOptions,
     compare_checkpoints,
@@ -91,7 +92,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         type=tolerance,
         default=RTOL,
         metavar="X",
-        help=f"up to which relative distance two tensors are close (default: {RTOL:g})",
+        help=f"up to which relative distance two tensors are close (default: {RTOL:g}, at most {MOST_RTOL:g} counts)",
     )
     parser.add_argument(
         "--exit-code",

@@ -36,6 +36,8 @@ from trainermon.statistics.pairs import PairSums
 
 RTOL = 1e-5
 """Relative distance of two tensors up to which they are `close`, if nothing else is asked for."""
+MOST_RTOL = 0.25
+"""No tolerance makes tensors `close` that are further apart: zeros are by 1, and the other sign is by 2."""
 PRECISIONS = ("model", "main")
 _BATCH, _BATCH_ELEMENTS = 64, 1 << 18  # of tensors that a thread takes at once
 _COARSE = 2.0**-7  # relative distance beyond which no rounding to 16 bits explains it
@@ -355,7 +357,7 @@ def _without_chance(tensors: list[WeightComparison], rtol: float) -> Iterator[We
 
 
 def _by_distance(relative: float, rtol: float) -> WeightVerdict:
-    return WeightVerdict.CLOSE if relative <= rtol else WeightVerdict.DIFFERENT
+    return WeightVerdict.CLOSE if relative <= min(rtol, MOST_RTOL) else WeightVerdict.DIFFERENT
 
 
 def _targets(wide: str, narrow: str) -> tuple[str, ...]:
