@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.analysis.checkpoint.comparison import (
-    PRECISIONS,
     MOST_RTOL,
+    PRECISIONS,
     RTOL,
     CheckpointOptions,
     compare_checkpoints,
