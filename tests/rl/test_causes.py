@@ -297,6 +297,17 @@ def test_equal_weights_of_an_engine_that_is_behind_are_not_those_of_the_trainer(
     assert "the weights are equal, and the oldest engine is 2 versions behind what was sent; " in sound
 
 
+def test_equal_weights_of_one_engine_are_not_those_of_another():
+    equal = WeightCheck(version=3, engines=("a",), equal=3)
+    step = Step(1, noise=0.002)
+    step.engines = [("a" if number % 2 else "b", 3) for number in range(SEQUENCES)]
+
+    one, both = (step.report(floor=TABLE, weights=dataclasses.replace(equal, engines=tuple(of))) for of in ("a", "ab"))
+
+    assert ", and the weights of b were not compared; " in one.sentence
+    assert ", and the weights are equal; " in both.sentence
+
+
 def test_the_worst_sequences_are_the_worst():
     step = Step(3, "old weights")
 

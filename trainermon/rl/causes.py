@@ -121,10 +121,17 @@ class Case:
 
     @property
     def has_equal_weights(self) -> bool:
-        """Whether digests say so of every tensor, and of its order, and no engine is behind what was sent."""
+        """Whether digests say so of every engine, tensor, and order within it, and no engine is behind."""
         check = self.weights
-        is_checked = check is not None and check.is_equal and not check.uncompared and not check.unordered
-        return is_checked and not self.version_lag
+        if check is None or self.version_lag or self.unchecked_engines:
+            return False
+        return check.is_equal and not check.uncompared and not check.unordered
+
+    @property
+    def unchecked_engines(self) -> tuple[str, ...]:
+        """The engines that sampled, and that the check of weights, if there was one, had no digests of."""
+        checked = self.weights.engines if self.weights else ()
+        return tuple(sorted({engine for engine, _ in self.sampled_by} - {*checked}))
 
     @property
     def has_nothing_stale(self) -> bool:

@@ -146,13 +146,14 @@ def _sentence(case: Case, verdict: Verdict, causes: Sequence[FoundCause]) -> str
     source = "" if case.floor.source == "measured" else " by a table"
     return (
         f"{_OPENING[verdict]}: {size}, where rounding gives {case.floor.mean_abs:.3g}{source}"
-        f"{_known_of(case.weights)}{behind(case.version_lag)}; "
+        f"{_known_of(case)}{behind(case.version_lag)}; "
         f"a fault that keeps the mean below {unseen:.3g} may not be seen."
     )
 
 
-def _known_of(weights: WeightCheck | None) -> str:
+def _known_of(case: Case) -> str:
     """Return what a sentence without a cause says of the weights."""
+    weights = case.weights
     if weights is None:
         return ", and the weights were not compared"
     if not weights.equal:
@@ -161,6 +162,8 @@ def _known_of(weights: WeightCheck | None) -> str:
         return f", and {weights.equal} of {weights.num_tensors} weights are known to be equal"
     if weights.unordered:
         return f", and the weights have equal sums; the order within {len(weights.unordered)} of them was not checked"
+    if case.unchecked_engines:
+        return f", and the weights of {', '.join(case.unchecked_engines)} were not compared"
     return ", and the weights are equal"
 
 
