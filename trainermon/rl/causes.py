@@ -1,9 +1,9 @@
 """Why the log-probabilities of two sides differ: the rules, each with its evidence and what to do next.
 
 The rules rest on three facts. Over tokens sampled by the rollout, the mean of π_train / π_rollout is 1 for *any* two
-policies, if what was logged is what was sampled from: a mean that is not 1 is an error of bookkeeping, and a mean
-that is 1 acquits it. A temperature multiplies log-probabilities, so it shows in their spread; a shift by a token as a
-correlation at lag 1. And none of it tells apart weights that differ by less than rounding: digests do (`weights.py`).
+policies, if what was logged is what was sampled from: another mean is an error of bookkeeping. A temperature multiplies
+log-probabilities, so it shows in their spread; a shift by a token as a correlation at lag 1. And none of it tells apart
+weights that differ by less than rounding: digests do (`weights.py`).
 """
 
 from __future__ import annotations
@@ -123,15 +123,13 @@ class Case:
     def has_equal_weights(self) -> bool:
         """Whether digests say so of every engine, tensor, and order within it, and no engine is behind."""
         check = self.weights
-        if check is None or self.version_lag or self.unchecked_engines:
-            return False
-        return check.is_equal and not check.uncompared and not check.unordered
+        is_checked = check is not None and check.is_equal and not check.uncompared and not check.unordered
+        return is_checked and not self.version_lag and not self.unchecked_engines
 
     @property
     def unchecked_engines(self) -> tuple[str, ...]:
         """The engines that sampled, and that the check of weights, if there was one, had no digests of."""
-        checked = self.weights.engines if self.weights else ()
-        return tuple(sorted({engine for engine, _ in self.sampled_by} - {*checked}))
+        return tuple(sorted({name for name, _ in self.sampled_by} - {*(self.weights.engines if self.weights else ())}))
 
     @property
     def has_nothing_stale(self) -> bool:
