@@ -1,9 +1,8 @@
 """Why the log-probabilities of two sides differ: the rules, each with its evidence and what to do next.
 
-The rules rest on three facts. Over tokens sampled by the rollout, the mean of π_train / π_rollout is 1 for *any* two
-policies, if what was logged is what was sampled from: another mean is an error of bookkeeping. A temperature multiplies
-log-probabilities, so it shows in their spread; a shift by a token as a correlation at lag 1. And none of it tells apart
-weights that differ by less than rounding: digests do (`weights.py`).
+Over tokens sampled by the rollout, the mean of π_train / π_rollout is 1 for *any* two policies, if what was logged is
+what was sampled from: another mean is an error of bookkeeping. A temperature shows in the spread of log-probabilities, a
+shift by a token in a correlation at lag 1. Weights that differ by less than rounding only digests tell (`weights.py`).
 """
 
 from __future__ import annotations
