@@ -1,7 +1,7 @@
 """Why the log-probabilities of two sides differ: the rules, each with its evidence and what to do next.
 
 Over tokens sampled by the rollout, the mean of π_train / π_rollout is 1 for *any* two policies, if what was logged is
-what was sampled from: another mean is an error of bookkeeping. A temperature shows in the spread of log-probabilities, a
+what was sampled from: another mean is a bookkeeping error. A temperature shows in the spread of log-probabilities, a
 shift by a token in a correlation at lag 1. Weights that differ by less than rounding only digests tell (`weights.py`).
 """
 
