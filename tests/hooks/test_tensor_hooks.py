@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainermon.hooks.tensor_hooks import hook_gradient, hook_leaf
+from trainermon.hooks.tensor_hooks import hook_gradient
 
 
 class Marked(torch.Tensor):
@@ -68,36 +68,38 @@ def test_nothing_is_left_when_the_tensor_is_gone():
     assert gone() is None
 
 
-@pytest.fixture(params=[torch.Tensor, nn.Parameter, Marked])
-def leaf(request):
-    return leaf_of(request.param)
-
-
-def leaf_of(kind):
+def leaf_of(kind: type[torch.Tensor]) -> torch.Tensor:
     return nn.Parameter(torch.ones(3)) if kind is nn.Parameter else torch.ones(3).as_subclass(kind).requires_grad_()
 
 
-def test_hooks_on_a_leaf_are_called_in_the_order_of_all_until_they_are_taken_off(leaf):
-    seen: list[object] = []
-    first = leaf.register_hook(lambda _: seen.append("torch's"))
-    take_off = hook_leaf(leaf, lambda gradient: seen.append(gradient.sum().item()))
-    hook_leaf(leaf, lambda gradient: gradient * 2)
-    hook_leaf(leaf, lambda gradient: seen.append(gradient.sum().item()))
+@pytest.fixture(params=[torch.Tensor, nn.Parameter, Marked, "view"])
+def parameter(request):
+    """A leaf of a type, or what FSDP1 puts in the place of a parameter: a part of a flat one, which is no leaf."""
+    return nn.Parameter(torch.ones(5))[1:4] if request.param == "view" else leaf_of(request.param)
 
-    (leaf * 5).sum().backward()
-    assert seen == ["torch's", 15, 30]
-    assert torch.equal(leaf.grad.as_subclass(torch.Tensor), torch.full((3,), 10.0))
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_hooks_on_a_parameter_are_called_in_the_order_of_all_until_they_are_taken_off(parameter, is_first):
+    seen: list[object] = []
+    first = None if is_first else parameter.register_hook(lambda _: seen.append("torch's"))
+    take_off = hook_gradient(parameter, lambda gradient: seen.append(gradient.sum().item()))
+    hook_gradient(parameter, lambda gradient: gradient * 2)
+    hook_gradient(parameter, lambda gradient: seen.append(gradient.sum().item()))
+
+    (parameter * 5).sum().backward()
+    assert seen == [*([] if is_first else ["torch's"]), 15, 30]
 
     seen.clear()
     take_off()
-    first.remove()
-    (leaf * 5).sum().backward()
+    if first is not None:
+        first.remove()
+    (parameter * 5).sum().backward()
     assert seen == [30]
 
 
 def test_a_hook_can_be_taken_off_twice_and_after_its_leaf():
     leaf = leaf_of(nn.Parameter)
-    take_off = hook_leaf(leaf, lambda _: None)
+    take_off = hook_gradient(leaf, lambda _: None)
 
     take_off()
     take_off()

@@ -23,7 +23,7 @@ from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.consumers import ConsumedTensor, TensorConsumers
 from trainermon.hooks.guard import ContainedCall, FaultBorder
-from trainermon.hooks.tensor_hooks import hook_gradient, hook_leaf
+from trainermon.hooks.tensor_hooks import hook_gradient
 from trainermon.hooks.tracing import is_transformed
 
 Sink = Callable[[str, dict[str, Any]], None]
@@ -229,7 +229,7 @@ class GradientHooks:
             hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
             owned = _OwnedParameter(places, hooked)
             hook = ContainedCall(self._border, self._parameter_gradient, (owned,))
-            self._off_leaves.append(hook_leaf(parameter, hook))
+            self._off_leaves.append(hook_gradient(parameter, hook))
 
     def go_on_from(self, earlier: GradientHooks) -> None:
         """Continue the numbers of parameter gradients from where `earlier` ended."""
@@ -269,10 +269,9 @@ class GradientHooks:
         else:
             watched = _WatchedTensor([place], 1, hooked=False, is_leaf=is_leaf, consumed=consumed)
         hook = ContainedCall(self._border, self._gradient, (watched,))
-        if is_leaf:
-            self._off_leaves.append(hook_leaf(tensor, hook))
-        else:  # goes with the graph
-            hook_gradient(tensor, hook)
+        take_off = hook_gradient(tensor, hook)
+        if is_leaf:  # others go with the graph
+            self._off_leaves.append(take_off)
         self._memory.remember(tensor, watched)
 
     def _taken(self, tensor: Tensor, backward: BackwardEntry) -> ConsumedTensor | None:
