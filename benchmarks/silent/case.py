@@ -34,6 +34,8 @@ class Mechanism(str, enum.Enum):
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "plain": ("plain_optimizer", "plain_data", "plain_model"),
+        "ddp": ("ddp_wrapper",),
+        "hard": ("hard_copies",),
     }
 )
 """By framework, the modules with its cases."""

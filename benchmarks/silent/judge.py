@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
-LIMIT_S, COMMAND_LIMIT_S = 120, 60
+LIMIT_S, COMMAND_LIMIT_S = 240, 120
 COUNTED = ("warning", "critical", "fatal")
 LATER = 1
 """What an update did wrong may show on the step after it."""
@@ -75,7 +75,7 @@ def judge(case: SilentCase, folder: Path, *, keep: bool = False) -> SilentVerdic
 
 def _judged(case: SilentCase, folder: Path) -> SilentVerdict:
     healthy = folder / "healthy"
-    _train(case, healthy)
+    train(case, healthy)
     false = {alert["rule"]: _step_of(alert) for alert in _alerts(healthy)}
     facts = {"healthy": _facts(healthy, case)}
     if case.mechanism is None:
@@ -83,7 +83,7 @@ def _judged(case: SilentCase, folder: Path) -> SilentVerdict:
         return SilentVerdict(name=case.name, found_by={}, false=false, losses=losses)
     broken = folder / "broken"
     try:
-        _train(case, broken)
+        train(case, broken)
     except AssertionError as error:
         if not (refusal := _refusal(str(error))):
             raise
@@ -108,11 +108,16 @@ def _judged(case: SilentCase, folder: Path) -> SilentVerdict:
     )
 
 
-def _train(case: SilentCase, folder: Path) -> None:
+def train(case: SilentCase, folder: Path, *more: str) -> None:
+    """Train all ranks, in a new folder that is named `healthy` or `broken`; `more` goes to the worker.
+
+    Raises:
+        AssertionError: A rank failed, with what all of them wrote.
+    """
     folder.mkdir(parents=True)
     (home := folder / "home").mkdir()
     for first in (0, case.restart) if case.restart else (0,):
-        own = [case.name, folder.name, str(folder), str(first)]
+        own = [case.name, folder.name, str(folder), str(first), *more]
         run_ranks(WORKER, *own, world_size=case.ranks, timeout_s=LIMIT_S, HOME=str(home))
 
 
@@ -123,14 +128,19 @@ def _refusal(text: str) -> str:
 
 def _facts(folder: Path, case: SilentCase) -> dict[str, Any]:
     """Return the mean losses over ranks, and the digests of the weights of each."""
-    parts = [
-        [json.loads((folder / f"rank{rank}-{first}.json").read_text(encoding="utf-8")) for rank in range(case.ranks)]
-        for first in sorted({0, case.restart})
-    ]
+    parts = written_by_ranks(folder, case)
     losses = [
         sum(step) / len(step) for ranks in parts for step in zip(*(each["losses"] for each in ranks), strict=True)
     ]
     return {"losses": losses, "digests": [each["digest"] for each in parts[-1]]}
+
+
+def written_by_ranks(folder: Path, case: SilentCase) -> list[list[dict[str, Any]]]:
+    """Return what each rank wrote down, of the first process and of the one after a restart."""
+    return [
+        [json.loads((folder / f"rank{rank}-{first}.json").read_text(encoding="utf-8")) for rank in range(case.ranks)]
+        for first in sorted({0, case.restart})
+    ]
 
 
 def _ends(losses: Sequence[float]) -> list[float]:

@@ -28,7 +28,8 @@ def lines_of(found: Judged, *, reveals: bool) -> Iterator[str]:
         )
         yield "|---|---|---|---|---|---|---|---|"
         yield from rows
-    if rows := [_hard_row(case, verdict) for case, verdict in found if case.mechanism is None]:
+    yield from _hard_totals([(case, verdict) for case, verdict in found if case.mechanism is None])
+    if rows := [_hard_row(case, verdict) for case, verdict in shown if case.mechanism is None]:
         yield from ("", "| healthy program | what makes it hard | false alarms |", "|---|---|---|", *rows)
 
 
@@ -47,6 +48,19 @@ def _totals(found: Judged) -> Iterator[str]:
         yield from ("", f"Steps from the first wrong one to the first alert: median {statistics.median(delays):.0f}.")
     loud = sum(not verdict.is_silent for _, verdict in faults if not verdict.error)
     yield from ("", f"In {loud} of the broken runs the loss does not fall.")
+
+
+def _hard_totals(programs: Judged) -> Iterator[str]:
+    if programs:
+        yield from ("", "| healthy programs | number | with false alarms | not judged |", "|---|---|---|---|")
+    for half in HALVES if programs else ():
+        verdicts = [verdict for case, verdict in programs if case.half == half]
+        numbers = (
+            len(verdicts),
+            sum(bool(each.false) for each in verdicts),
+            sum(bool(each.error) for each in verdicts),
+        )
+        yield f"| {half} | {' | '.join(map(str, numbers))} |"
 
 
 def _total(name: str, pairs: Judged) -> str:

@@ -1,8 +1,9 @@
 """One rank of one training under the monitor, started as the guide says.
 
-python benchmarks/silent/worker.py CASE healthy|broken FOLDER FIRST
+python benchmarks/silent/worker.py CASE healthy|broken FOLDER FIRST [unwatched]
 
 It trains from step FIRST to the end, or to the step before which the case restarts; then a checkpoint lies in FOLDER.
+Where it is unwatched, no monitor runs, and digests of the weights are kept after each step.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.silent.case import SilentCase, cases_of
-from benchmarks.silent.loop import digest, rank_of_job
+from benchmarks.silent.case import FRAMEWORKS, SilentCase, cases_of
+from benchmarks.silent.loop import Loop, digest, rank_of_job
 from trainermon import TrainerMon
 
 CONFIG = Path(__file__).parents[2] / "examples" / "monitor_config.json"
 HEAVY = {"zero": "tests.frameworks.deepspeed.engines", "megatron": "tests.frameworks.megatron.gpt"}
-"""What is imported once for all ranks."""
+"""What is imported once for all ranks, before the cases, which are as well."""
 
 
 def main() -> None:
@@ -35,14 +37,14 @@ def main() -> None:
         importlib.import_module(HEAVY["zero"]).start()
     elif case.ranks > 1 or framework == "megatron":
         dist.init_process_group("gloo")
-    train(case, folder, first, broken=variant == "broken")
+    train(case, folder, first, broken=variant == "broken", unwatched=sys.argv[5:] == ["unwatched"])
     if dist.is_initialized():
         dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's own end is not always clean
 
 
-def train(case: SilentCase, folder: Path, first: int, *, broken: bool) -> None:
+def train(case: SilentCase, folder: Path, first: int, *, broken: bool, unwatched: bool) -> None:
     """Train one rank, and write down its losses and a digest of its weights."""
     torch.manual_seed(0)
     loop = case.build(broken=broken)
@@ -51,6 +53,14 @@ def train(case: SilentCase, folder: Path, first: int, *, broken: bool) -> None:
     if first:
         loop.resume(torch.load(kept, weights_only=False))
     last = case.restart if is_first else loop.steps
+    facts = _bare(loop, first, last) if unwatched else _watched(loop, folder, first, last)
+    if is_first:
+        torch.save(loop.checkpoint(), kept)
+    facts |= {"digest": digest(loop.model)}
+    (folder / f"rank{rank_of_job()}-{first}.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _watched(loop: Loop, folder: Path, first: int, last: int) -> dict[str, Any]:
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
     config |= {"run_id": "run", "output_dir": str(folder), "spool_dir": str(folder / "spool")}
     monitor = TrainerMon(config | {"agent": {"linger_s": 0, "wait_s": 60}})
@@ -58,14 +68,28 @@ def train(case: SilentCase, folder: Path, first: int, *, broken: bool) -> None:
     optimizer = () if loop.optimizer is None else (loop.optimizer,)
     monitor.set_monitor(loop.model, *optimizer, grad_acc_steps=loop.micro_steps, **options)
     losses = loop.run(monitor, first, last)
-    if is_first:
-        torch.save(loop.checkpoint(), kept)
     monitor.close()
-    facts = {"losses": losses, "digest": digest(loop.model)}
-    (folder / f"rank{rank_of_job()}-{first}.json").write_text(json.dumps(facts), encoding="utf-8")
+    return {"losses": losses}
+
+
+class _Nobody:
+    """Stands in for the monitor."""
+
+    def record(self, **_values: Any) -> None:
+        """Do nothing."""
+
+
+def _bare(loop: Loop, first: int, last: int) -> dict[str, Any]:
+    losses, digests = [], []
+    for step in range(first, last):
+        losses += loop.run(_Nobody(), step, step + 1)
+        digests.append(digest(loop.model))
+    return {"losses": losses, "after_steps": digests}
 
 
 if __name__ == "__main__":
     main()
-elif len(sys.argv) > 1 and (heavy := HEAVY.get(sys.argv[1].partition("-")[0])):
-    importlib.import_module(heavy)
+elif len(sys.argv) > 1 and (framework := sys.argv[1].partition("-")[0]) in FRAMEWORKS:
+    if framework in HEAVY:
+        importlib.import_module(HEAVY[framework])
+    cases_of(framework)

@@ -1,14 +1,17 @@
 """The list of silent errors is as its page says, and the judge judges."""
 
 import collections
+import dataclasses
+import math
 
 import pytest
 
 from benchmarks.silent.case import FRAMEWORKS, HALVES, Mechanism, all_cases
 from benchmarks.silent.judge import SilentVerdict, judge
 from benchmarks.silent.page import MARK, written
+from benchmarks.silent.twins import Weights, problems_of, trained
 
-MIN_FAULTS = {"plain": 28}
+MIN_FAULTS = {"plain": 28, "ddp": 1}
 
 
 def test_every_framework_has_its_cases_in_both_halves():
@@ -25,7 +28,7 @@ def test_a_case_says_what_is_right_to_say_of_it(case):
     assert case.name.startswith(f"{case.framework}-")
     assert case.source
     assert case.wrong
-    assert case.ranks in {1, 2, 4}
+    assert case.ranks in {1, 2, 3, 4}
     if case.mechanism is not None:
         assert isinstance(case.mechanism, Mechanism)
         assert case.phrases == tuple(phrase.lower() for phrase in case.phrases) != ()
@@ -57,3 +60,40 @@ def test_the_page_says_of_the_unseen_half_only_how_much_was_found():
     assert f"| {seen.name} |" in page
     assert unseen.name not in page
     assert "| unseen | 1 | 1 |" in page
+
+
+def test_the_page_names_no_healthy_program_of_the_unseen_half():
+    programs = [
+        dataclasses.replace(case, mechanism=None)
+        for case in (next(case for case in all_cases().values() if case.half == half) for half in HALVES)
+    ]
+    verdicts = [(case, SilentVerdict(name=case.name, found_by={}, false={"some-rule": 3})) for case in programs]
+
+    page = written(MARK, verdicts, reveals=False)
+
+    assert [case.name in page for case in programs] == [True, False]
+    assert [f"| {half} | 1 | 1 | 0 |" in page for half in HALVES] == [True, True]
+
+
+def test_an_error_on_two_ranks_is_real_from_its_first_wrong_step_on():
+    case = all_cases()["ddp-wrapper-bypassed"]
+
+    found = trained(case)
+
+    assert list(problems_of(case, found)) == []
+    assert (found["healthy"].apart, found["broken"].apart) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "losses", "problem"),
+    [
+        ("aaa", (1.0, 1.0, 1.0), "the weights are those of the twin"),
+        ("bbb", (1.0, 1.0, 1.0), "first wrong in step 1, it says"),
+        ("abb", (1.0, math.nan, 1.0), "broken: a loss is not finite"),
+    ],
+)
+def test_an_error_that_is_not_as_it_says_is_told(broken, losses, problem):
+    case = all_cases()["ddp-wrapper-bypassed"]
+    twin = Weights(losses=[(1.0, 1.0, 1.0)], digests=["aaa"])
+
+    assert list(problems_of(case, {"healthy": twin, "broken": Weights(losses=[losses], digests=[broken])})) == [problem]
