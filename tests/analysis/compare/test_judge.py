@@ -7,6 +7,7 @@ import torch
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare import compare
+from trainermon.analysis.compare.answer.summary import headline
 
 BLOCK, LINEAR = "Module.b.Block.forward.0", "Module.b.fc.Linear.forward.0"
 
@@ -351,14 +352,42 @@ def test_what_stood_in_a_buffer_before_it_is_filled_says_nothing(key, given, fil
     assert set(comparison.row_counts()) == {"pass"}
 
 
-@pytest.mark.parametrize(("beta", "result"), [(0.0, "pass"), (1.0, "error")])
-def test_what_is_multiplied_by_zero_before_it_is_added_to_says_nothing(beta, result, tmp_path):
-    def dump(chance):
-        number = {"type": "float", "value": beta}
-        call = forward(form(chance), form(2.0), form(3.0), output=form(5.0), beta=number)
-        return {"Torch.baddbmm.0.forward": call}
+def added_to(name, chance, beta, place):
+    """Return a function that multiplies its first argument by a number, behind one that is equal on all sides."""
+    number = {"type": "float", "value": beta}
+    given = (form(chance), form(2.0), form(3.0), *([number] if place is None else []))
+    call = forward(*given, output=form(5.0), **({place: number} if place else {}))
+    return {"Torch.relu.0.forward": forward(form(2.0), output=form(2.0)), f"Torch.{name}.0.forward": call}
 
-    assert found(tmp_path, dump(math.nan), dump(1e38)).calls[0].result == result
+
+@pytest.mark.parametrize("place", ["beta", None])
+@pytest.mark.parametrize("name", ["baddbmm", "baddbmm_", "addmm", "addmv", "addbmm", "addr", "_addmm_activation"])
+def test_what_is_multiplied_by_zero_before_it_is_added_to_says_nothing(name, place, tmp_path):
+    for at, chance in enumerate((math.nan, 1e38, 1.0000001)):
+        comparison = found(tmp_path / f"{at}", added_to(name, chance, 0.0, place), added_to(name, 1.0, 0.0, place))
+
+        assert set(comparison.row_counts()) == {"pass"}
+        assert "not equal" not in headline(comparison)
+
+
+def test_what_is_multiplied_by_another_number_before_it_is_added_to_counts(tmp_path):
+    unequal = found(tmp_path, added_to("baddbmm", 1.0000001, 1.0, "beta"), added_to("baddbmm", 1.0, 1.0, "beta"))
+
+    assert "what was given to Torch.baddbmm.0.forward" in headline(unequal)
+
+
+@pytest.mark.parametrize("is_tuple", [False, True])
+def test_what_stood_in_the_tensor_that_takes_the_result_says_nothing(is_tuple, tmp_path):
+    def dump(chance):
+        out = [form(chance)] if is_tuple else form(chance)
+        call = forward(form(2.0), form(3.0), output=form(5.0), out=out)
+        return {"Torch.relu.0.forward": forward(form(2.0), output=form(2.0)), "Torch.sort.0.forward": call}
+
+    for at, chance in enumerate((math.nan, 1e38, 1.0000001)):
+        comparison = found(tmp_path / f"{at}", dump(chance), dump(1.0))
+
+        assert set(comparison.row_counts()) == {"pass"}
+        assert "not equal" not in headline(comparison)
 
 
 def test_of_a_batch_what_is_received_is_a_buffer_and_what_is_sent_is_not(tmp_path):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.answer.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
-from trainermon.analysis.compare.noise import roundoff_of
+from trainermon.analysis.compare.noise import overwrites, roundoff_of
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.dump.files.records import FORWARD
 
@@ -101,12 +101,20 @@ def first_unequal(comparison: Comparison) -> UnequalCall | None:
 
 
 def _unequal(call: CallResult) -> UnequalCall | None:
-    unequal = [row for row in call.rows if row.target and row.golden and row.difference.relative]
+    unequal = [
+        row
+        for row in call.rows
+        if row.target and row.golden and row.difference.relative and not _is_chance(call, row.target)
+    ]
     if not unequal:
         return None
     given = [row for row in unequal if row.target and row.target.state != OUTPUT]
     size = max(row.difference.relative or 0.0 for row in given or unequal)
     return UnequalCall(call, size, bool(given))
+
+
+def _is_chance(call: CallResult, item: DumpRow) -> bool:
+    return call.target is not None and overwrites(call.target, item.place)
 
 
 def _innermost(comparison: Comparison, found: UnequalCall) -> UnequalCall:

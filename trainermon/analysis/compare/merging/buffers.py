@@ -19,15 +19,18 @@ _FILLED = {
     "scatter": (0, "tensor"),
 }
 """Position and name of the argument that an operation fills. Not `broadcast`'s: that of its root counts."""
-_ADDED_TO = frozenset(["addbmm", "addmm", "addmv", "addr", "baddbmm"])
+_ADDED_TO = frozenset(["addbmm", "addmm", "addmv", "addr", "baddbmm", "sspaddmm", "_addmm_activation"])
 """Functions that multiply their first argument by `beta`, and do not look at it if that is 0."""
+_BETA = ("input.beta", "input.3")  # MindSpore takes it by position, too
 _BATCH = "batch_isend_irecv"
 
 
 def fills(call: DumpCall, place: str) -> bool:
     """Return whether a call does not look at the argument at `place` (`input.0`, `input.0.1.tensor`)."""
-    if call.name.rstrip("_") in _ADDED_TO and place in ("input.0", "input.input"):
-        return any(item.place == "input.beta" and item.max == 0 for item in call.items)
+    if f"{place}.".startswith("input.out."):
+        return True
+    if call.name.removesuffix("_") in _ADDED_TO and place in ("input.0", "input.input"):
+        return any(item.place in _BETA and item.max == 0 and not item.is_tensor for item in call.items)
     if call.family != "Distributed":
         return False
     if call.name == _BATCH:  # some are sent, and stay what they were
