@@ -34,8 +34,9 @@ class Mechanism(str, enum.Enum):
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "plain": ("plain_optimizer", "plain_data", "plain_model"),
-        "ddp": ("ddp_wrapper",),
-        "hard": ("hard_copies",),
+        "ddp": ("ddp_wrapper", "ddp_reduction", "ddp_ranks"),
+        "fsdp2": ("fsdp2_shards", "fsdp2_numbers"),
+        "hard": ("hard_copies", "hard_losses"),
     }
 )
 """By framework, the modules with its cases."""
