@@ -69,10 +69,18 @@ def put_others(model, factor):
         parameter.grad = parameter.grad * factor
 
 
+def put_others_where_they_were(model, factor):
+    for parameter in model.parameters():
+        kept = parameter.grad.clone()
+        parameter.grad = None  # Python may give the place of the one that is gone to the next
+        parameter.grad = kept * factor
+
+
 @pytest.mark.parametrize(
     ("change", "factor"),
     [
         (put_others, 100.0),
+        (put_others_where_they_were, 100.0),
         (put_others, 0.5),
         (put_others, math.nan),
         (multiply_in_place, 100.0),
@@ -96,12 +104,26 @@ def test_gradients_that_all_were_changed_are_taken_as_the_optimizer_uses_them(pl
     for step, truth in enumerate(truths):
         found = {key.name: row for key, row in rows[step].items() if key.slot == GRADIENT_AT_STEP}
         if math.isnan(factor) and step:
-            assert not found or change is put_others  # they were not finite before
+            assert not found or change is not multiply_in_place  # they were not finite before
             continue
         assert found.keys() == truth.keys()
         for name, row in found.items():
             assert row.nans > 0 if math.isnan(factor) else row.sum_sq == pytest.approx(truth[name], rel=1e-9)
     assert caplog.text.count("otherwise than by clipping") == 1
+
+
+def test_clipping_is_no_change_where_most_parameters_have_no_gradient(places):
+    model = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with TrainerMon({"agent": {"start": False}}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(2):
+            model[0](torch.randn(3, 4)).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = RankJournal(only_spool(places[0])).rows
+    assert not [key for of in rows.values() for key in of if key.slot == GRADIENT_AT_STEP]
 
 
 @pytest.mark.parametrize("container", [list, tuple])

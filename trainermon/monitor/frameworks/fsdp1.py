@@ -6,6 +6,7 @@ not, so everything before the reduction is watched there and cut into the origin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -107,9 +108,13 @@ class Fsdp1Training(plain.PlainTraining):
         """Return, at the end of a backward, whether FSDP reduced its gradients: it was outside of `no_sync()`."""
         return any(wrapper._sync_gradients for wrapper in self.wrappers)
 
-    def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return nothing: FSDP makes new tensors of its flat gradient, and writes to it, after the backward."""
-        return []
+    def gradient_sharers(self) -> list[int]:
+        """Return by parameter how many gradients are views of the same flat one; 1 where the optimizer has that one."""
+        parts: Counter[int] = Counter()
+        flats = [0 if piece is None or piece.original is None else id(piece.flat) for piece in self.pieces]
+        for flat, parameter in zip(flats, self.parameters, strict=True):
+            parts[flat] += parameter.tensor.grad is not None
+        return [parts[flat] if flat else 1 for flat in flats]
 
     def gradients_are_gone(self) -> bool:
         """Return whether the script has dropped all gradients: no parameter has one, sharded or not."""

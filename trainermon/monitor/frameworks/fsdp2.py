@@ -26,7 +26,7 @@ from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name, is_dtensor, is_partial, local, placements_of
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
-from trainermon.monitor.taps.training import HeldParameter, OptimizerState, TapHandle
+from trainermon.monitor.taps.training import GradientVersion, HeldParameter, OptimizerState, TapHandle
 
 logger = logging.getLogger("trainermon")
 
@@ -122,8 +122,8 @@ class Fsdp2Training(plain.PlainTraining):
         """Return the local part of `.grad` of each parameter; None where it is a partial sum or empty."""
         return [self._local_gradient(index, p.tensor.grad) for index, p in enumerate(self.parameters)]
 
-    def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return by parameter the `id` of its gradient and how often that and its local part were written to."""
+    def gradient_versions(self) -> list[GradientVersion]:
+        """Return by parameter its gradient and how often that and its local part were written to."""
         pairs = zip(super().gradient_versions(), self.reduced_gradients(), strict=True)
         return [(whole, count if part is None else count + part._version) for (whole, count), part in pairs]
 

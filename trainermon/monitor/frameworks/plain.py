@@ -6,6 +6,7 @@ import inspect
 import logging
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
 from trainermon.monitor.frameworks.held_places import HeldPlaces, num_stepped, unstepped
 from trainermon.monitor.taps.training import (
+    GradientVersion,
     HeldParameter,
     HookMaker,
     OptimizerState,
@@ -120,16 +122,16 @@ class PlainTraining(Training):
         self._find_unstepped()
         return self._without_absent([*map(_GRADIENT, self.parameters)])
 
-    def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return by parameter the `id` and the counter of writes of its gradient. 0.4 µs each.
+    def gradient_versions(self) -> list[GradientVersion]:
+        """Return by parameter its gradient and the counter of writes of that. 0.8 µs each.
 
         A write through `.data` is not counted.
         """
         gradients = [*map(_GRADIENT, self.parameters)]
         try:
-            return [*zip(map(id, gradients), map(_VERSION, gradients), strict=True)]
-        except AttributeError:  # one is None
-            return [(id(gradient), 0 if gradient is None else gradient._version) for gradient in gradients]
+            return [*zip(map(weakref.ref, gradients), map(_VERSION, gradients), strict=True)]
+        except TypeError:  # one is None
+            return [(None, 0) if found is None else (weakref.ref(found), found._version) for found in gradients]
 
     def values(self) -> list[Tensor | None]:
         """Return the parameters themselves, which the optimizer steps."""

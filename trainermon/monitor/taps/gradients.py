@@ -14,11 +14,12 @@ from trainermon.core.values import Kind, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import TapHandle, Training
+from trainermon.monitor.taps.training import GradientVersion, TapHandle, Training
 
 logger = logging.getLogger("trainermon")
 
-NOT_CHOSEN = REPLACED = -1
+NOT_CHOSEN = -1
+REPLACED = 0.5  # for how often a gradient was written to: clipping is a whole number of writes
 _NONE = type(None)
 CHANGED = (
     "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping all: "
@@ -78,7 +79,7 @@ class GradientTaps:
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
-        self._versions: list[tuple[int, int]] = []
+        self._versions: list[GradientVersion] = []
 
     @property
     def just_read(self) -> Sequence[int]:
@@ -180,16 +181,12 @@ class GradientTaps:
         before, self._versions = self._versions, []
         if not before or not self._is_taken:
             return
-        now = self._training.gradient_versions()
-        if now == before:
+        versions = zip(self._training.gradient_versions(), before, strict=True)
+        writes = [new[1] - old[1] if new[0] is old[0] else REPLACED for new, old in versions]
+        if not any(writes):
             return
-        writes = [new[1] - old[1] if new[0] == old[0] else REPLACED for new, old in zip(now, before, strict=True)]
-        usual = statistics.mode(writes[i] for i in self._indices)
-        changed = [i for i in self._indices if writes[i] == REPLACED or writes[i] not in (0, usual)]
-        if not (changed or is_clipped):
-            changed = [i for i in self._indices if writes[i]]
         gradients = self._training.reduced_gradients()
-        changed = [i for i in changed if gradients[i] is not None]
+        changed = self._changed(writes, gradients, is_clipped=is_clipped)
         if not changed:
             return
         table, parameters = self._collector.table, self._training.parameters
@@ -198,6 +195,14 @@ class GradientTaps:
         if CHANGED not in self._warned:
             self._warned.add(CHANGED)
             self._collector.tell(CHANGED)
+
+    def _changed(self, writes: Sequence[float], gradients: Sequence[Tensor | None], *, is_clipped: bool) -> list[int]:
+        """Return which gradients were changed otherwise than by clipping, by how often each was written to."""
+        sharers = self._training.gradient_sharers()
+        passes = {i: writes[i] / sharers[i] for i in self._indices if gradients[i] is not None}
+        usual = statistics.mode(passes.values()) if passes else 0
+        changed = [i for i, number in passes.items() if number % 1 or number not in (0, usual)]
+        return changed if changed or is_clipped else [i for i, number in passes.items() if number]
 
     def _watch_final(self) -> list[TapHandle]:
         parameters = self._training.parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from operator import methodcaller
@@ -16,6 +17,8 @@ from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.hooks.replayable import Replayable
 
+GradientVersion = tuple[weakref.ref[Tensor] | None, int]
+"""A gradient, which need not live on, and a number that is higher after each write to it; (None, 0) for none."""
 _RATE = methodcaller("get", "lr")
 
 
@@ -203,9 +206,13 @@ class Training(abc.ABC):
         """Return whether the outer step that has begun still runs; it may have been left by an exception."""
         return True
 
-    def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return by parameter the `id` of its gradient and how often that was written to; empty if not known."""
+    def gradient_versions(self) -> list[GradientVersion]:
+        """Return by parameter its gradient and how often that was written to so far; empty if not known."""
         return []
+
+    def gradient_sharers(self) -> list[int]:
+        """Return by parameter how many gradients share one counter of writes: one write to each counts so often."""
+        return [1] * len(self.parameters)
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
         """Call `decide(nonfinite)` inside the outer step, once the framework itself knows whether gradients are finite.
