@@ -26,6 +26,7 @@ class Job:
         self.folder = folder
         self.output, self.spool = folder / "output" / "run", folder / "spool" / "run"
         self._agents = set()
+        self._world_size = world_size
         settings = {
             "run_id": "run",
             "output_dir": str(folder / "output"),
@@ -45,8 +46,9 @@ class Job:
             self.ranks.append(start_script(WORKER, *arguments, output=said, environment=environment))
 
     def reached(self, step):
-        """Wait until a rank has its fault of this step."""
+        """Wait until a rank has its fault of this step, and the agent has opened what ends with the ranks."""
         self._wait_for((self.folder / f"reached{step}").exists, f"the fault of step {step}")
+        self._wait_for(self._is_followed, "the agent that reads the notes of all ranks")
 
     def go(self, step):
         (self.folder / f"go{step}").touch()
@@ -97,6 +99,10 @@ class Job:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}") from None
 
+    def _is_followed(self):
+        links = [link for pid in self._agents for link in Path(f"/proc/{pid}/fd").glob("*")]
+        return sum("trainermon-calls" in _target(link) for link in links) == self._world_size
+
     def _could_not_start(self):
         running = [rank for rank in self.ranks if rank.returncode is None]
         return not any(self.folder.glob("reached*")) and any(rank.has_ended() for rank in running)
@@ -105,3 +111,10 @@ class Job:
         status = read_status(self.spool)
         if status:
             self._agents.add(status["pid"])
+
+
+def _target(link):
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:  # closed since
+        return ""

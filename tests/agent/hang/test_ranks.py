@@ -100,7 +100,9 @@ def test_one_of_four_ranks_that_calls_another_collective_is_named(start_job):
 
 
 def test_sizes_that_differ_in_one_collective_are_told_of_with_both_ranks(start_job):
-    job = start_job("3:sizes:1")
+    job = start_job("3:sizes:1", hang={"step_s": 60.0})
+    job.reached(3)
+    job.go(3)
 
     report = job.report("rank-dead", 3)
 
@@ -140,6 +142,8 @@ def test_rank_of_four_that_breaks_a_chain_of_receives_is_named(start_job, rank):
 )
 def test_crash_without_an_exception_is_named_by_how_the_process_ended(start_job, fault, text):
     job = start_job(f"3:{fault}:1")
+    job.reached(3)
+    job.go(3)
 
     report = job.report("rank-dead", 3)
 
