@@ -16,6 +16,7 @@ from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import LawStep, TensorPlace
 from trainermon.alerts.laws.reductions import Linear, OwnData
 from trainermon.alerts.laws.registry import LAWS
+from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.updates import Copied, Moves
 from trainermon.core.values import Coordinates, Kind, Placement
 
@@ -130,6 +131,63 @@ class TestLinear:
         verdict = Linear({}).judge(step_of(rows, at=at, placement=shared))
         assert verdict.judged.all()
         assert not verdict.broken.any()
+
+
+class TestEqualCopies:
+    @SETTINGS
+    @given(st.integers(0, 1 << 30), st.sampled_from([2, 3, 8]), st.sampled_from([1, 7, 300]))
+    def test_sums_in_another_order_and_type_break_nothing(self, seed: int, num_ranks: int, size: int) -> None:
+        draw, (reduced,) = np.random.default_rng(seed), gradients(seed, num_ranks=1, size=size)
+        for dtype, rounded in (("float32", np.float32), ("bfloat16", bfloat16)):
+            unit = {"float32": 2.0**-22, "bfloat16": 2.0**-9}[dtype]
+            held = [
+                [rounded(value * (1 + draw.choice([-unit, 0, unit], size))).astype(np.float64) for value in reduced]
+                for _ in range(num_ranks)
+            ]
+            placement = Placement(dtype=dtype, shape=(size,), replicated_over=("dp",))
+            verdict = EqualCopies({}).judge(step_of({Kind.GRAD_REDUCED: held}, placement=placement))
+            assert verdict.judged.all()
+            assert not verdict.broken.any()
+
+    @SETTINGS
+    @given(st.integers(0, 1 << 30), st.integers(2, 8), st.integers(0, 2), st.sampled_from([0.0, 0.5, -1.0, 1.01]))
+    def test_a_copy_that_is_another_one_breaks_it_on_the_ranks_that_are_outvoted(
+        self, seed: int, num_ranks: int, wrong: int, factor: float
+    ) -> None:
+        reduced = [np.abs(value) for value in gradients(seed, num_ranks=1, size=300)[0]]
+        held = [[*reduced] for _ in range(num_ranks)]
+        held[-1][wrong] = held[-1][wrong] * factor
+        verdict = EqualCopies({}).judge(step_of({Kind.GRAD_REDUCED: held}))
+        expected = np.zeros((num_ranks, 3), bool)
+        is_only_noise = np.linalg.norm(reduced[wrong]) < 1e-3 * max(np.linalg.norm(value) for value in reduced)
+        expected[slice(None) if num_ranks == 2 else -1, wrong] = True
+        assert is_only_noise or (verdict.broken == expected).all()
+
+    @pytest.mark.parametrize(
+        "placed",
+        [
+            [Placement(dtype="float32", shape=(16,), offset=8 * r, length=8, partitioned_over=("dp",)) for r in (0, 1)],
+            [Placement(dtype="float32", shape=(8,), partitioned_over=("tp",), replicated_over=("dp",))] * 2,
+        ],
+        ids=["pieces", "parts of tensor-parallel ranks"],
+    )
+    def test_of_what_no_other_rank_holds_nothing_is_said(self, placed: Sequence[Placement]) -> None:
+        at = places(2)
+        if "tp" in placed[0].partitioned_over:
+            at = [Coordinates(rank=r, world_size=2, tp=r, tp_size=2) for r in range(2)]
+        held = gradients(1, num_ranks=2, size=8)
+        step = step_of({Kind.GRAD_REDUCED: held}, placement={Kind.GRAD_REDUCED: placed}, at=at)
+        assert not EqualCopies({}).judge(step).judged.any()
+
+    def test_what_is_rounding_beside_the_other_gradients_breaks_nothing(self) -> None:
+        noise = [np.array([3e-9, -1e-9]), np.array([-2e-9, 1e-9])]
+        rows = {Kind.GRAD_REDUCED: [[np.ones(8), noise[rank]] for rank in range(2)]}
+        assert not EqualCopies({}).judge(step_of(rows)).broken.any()
+
+    def test_a_copy_that_is_not_finite_is_another_rules(self) -> None:
+        held = [[np.ones(8), np.full(8, np.nan)], [np.ones(8), np.ones(8)]]
+        verdict = EqualCopies({}).judge(step_of({Kind.GRAD_REDUCED: held}))
+        assert verdict.judged.tolist() == [[True, False]] * 2
 
 
 class TestMoves:

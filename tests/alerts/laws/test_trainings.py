@@ -15,6 +15,8 @@ from trainermon.alerts.rules import load_rules
 from trainermon.core.journal import BlockRecord, Header, HeaderRecord, JournalReader, SeriesRecord
 from trainermon.core.values import Alert, AlertState, StatBlock
 
+MEGATRON, MEGATRON_STEPS = Path(__file__).with_name("megatron_training.py"), 6
+SOUND = ("sequence parallel", "context parallel", "tied stages", "experts")
 TRAINING = Path(__file__).with_name("training.py")
 LAWS = {rule.name for rule in load_rules() if isinstance(rule.when, BreaksLaw)}
 
@@ -39,10 +41,15 @@ def written(spool: Path, rank: int) -> list[tuple[Header, StatBlock]]:
 @functools.cache
 def alerts_of(fault: str, folder: Path) -> list[Alert]:
     run_ranks(TRAINING, fault, str(folder))
+    return judged(folder, STEPS)
+
+
+def judged(folder: Path, num_steps: int) -> list[Alert]:
+    """Return what fires by the default rules in what two ranks wrote."""
     spool = only_spool(folder)
     engine = RuleEngine(load_rules())
     steps = [step for rank in range(2) for step in written(spool, rank)]
-    assert len(steps) == 2 * STEPS
+    assert len(steps) == 2 * num_steps
     steps.sort(key=lambda step: (step[1].step, step[0].coordinates.rank))
     found = [alert for header, block in steps for alert in engine.evaluate(header, header.series, block)]
     assert not engine.faults
@@ -54,6 +61,8 @@ def alerts_of(fault: str, folder: Path) -> list[Alert]:
     [
         ("still", "parameters-stand-still", WRONG_FROM),
         ("own", "reduction-not-linear", WRONG_FROM),
+        ("own", "reduced-gradients-differ", WRONG_FROM),
+        ("lost on one", "reduced-gradients-differ", WRONG_FROM),
         ("late", "reduction-not-linear", WRONG_FROM),
         ("lost", "no-gradient", WRONG_FROM),
         ("no gradient", "no-gradient", WRONG_FROM),
@@ -68,7 +77,7 @@ def test_the_broken_law_is_named_with_the_step_on_which_it_broke(
 
     assert rule in found
     assert found[rule].first_step == first_step
-    assert LAWS & set(found) <= {rule, "reduction-not-linear"}
+    assert LAWS & set(found) <= {rule, "reduction-not-linear", "reduced-gradients-differ"}
 
 
 def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
@@ -85,3 +94,15 @@ def test_the_alert_names_parameters_size_and_what_rounding_explains(tmp_path: Pa
 
     assert {finding.series.name for finding in alert.findings} == {"embed.weight", "first.weight", "first.bias"}
     assert "3 of 7" in alert.message
+
+
+def test_a_norm_that_tensor_parallel_ranks_do_not_reduce_is_named_and_sound_layouts_are_not(tmp_path: Path) -> None:
+    run_ranks(MEGATRON, str(tmp_path), "unmarked norm", *SOUND)
+
+    alerts = {alert.rule: alert for alert in judged(tmp_path / "unmarked norm", MEGATRON_STEPS)}
+    unmarked = alerts["reduced-gradients-differ"]
+    norms = {"decoder.final_layernorm.weight", "decoder.final_layernorm.bias"}
+    assert {finding.series.name for finding in unmarked.findings} == norms
+    assert unmarked.first_step == 0
+    for name in SOUND:
+        assert not LAWS & {alert.rule for alert in judged(tmp_path / name, MEGATRON_STEPS)}, name

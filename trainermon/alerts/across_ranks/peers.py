@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trainermon.alerts.conditions.condition import Indices
-from trainermon.alerts.watch import RuleWatch
 from trainermon.core.derived import Array
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
+
+if TYPE_CHECKING:
+    from trainermon.alerts.watch import RuleWatch
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 Label = Callable[[SeriesKey, "Placement | None", Coordinates], Hashable]
@@ -98,10 +100,6 @@ class PeerTable:
         self._groups = list(self._group(parts))
 
     def _group(self, parts: Sequence[PeerPart]) -> Iterator[PeerGroup]:
-        """Yield the groups of peers; columns whose ranks fall into the same groups are taken together.
-
-        There are few such patterns.
-        """
         by_column: list[dict[Hashable, list[int]]] = [{} for _ in self._columns]
         for place, part in enumerate(parts):
             watch = part.watch
@@ -109,13 +107,21 @@ class PeerTable:
                 label = self._label(key, placement, part.place)
                 if label is not None:
                     by_column[column].setdefault(label, []).append(place)
-        columns_of: dict[tuple[int, ...], list[int]] = {}
-        for column, groups in enumerate(by_column):
-            for members in groups.values():
-                if len(members) > 1:
-                    columns_of.setdefault(tuple(members), []).append(column)
-        for together, columns in columns_of.items():
-            yield PeerGroup(np.array(together, np.intp), np.array(columns, np.intp))
+        return peer_groups(by_column)
+
+
+def peer_groups(by_column: Sequence[Mapping[Hashable, Sequence[int]]]) -> Iterator[PeerGroup]:
+    """Yield the groups of ranks with the same label in a column; columns with the same group are taken together.
+
+    There are few such patterns.
+    """
+    columns_of: dict[tuple[int, ...], list[int]] = {}
+    for column, groups in enumerate(by_column):
+        for members in groups.values():
+            if len(members) > 1:
+                columns_of.setdefault(tuple(members), []).append(column)
+    for together, columns in columns_of.items():
+        yield PeerGroup(np.array(together, np.intp), np.array(columns, np.intp))
 
 
 def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
@@ -131,6 +137,11 @@ def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinate
         return _without(place, (key.name,)) if key.name in AXES and key.name != "pp" else None
     if placement is None:
         return () if key.kind is Kind.STEP else None
+    return same_copy(placement, place)
+
+
+def same_copy(placement: Placement, place: Coordinates) -> Hashable:
+    """Return a label that is the same for ranks that hold copies of the same elements; None if there are no others."""
     axes = copy_axes(placement)
     return (placement.offset, placement.length, _without(place, axes)) if axes else None
 

@@ -15,6 +15,7 @@ from trainermon.alerts.laws.gradients import Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
 from trainermon.alerts.laws.reductions import Linear, OwnData
+from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.updates import Copied, Moves
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Kind
@@ -70,6 +71,27 @@ LAWS: tuple[Law, ...] = (
             "gradients were read before the reduction had ended",
         ),
         look_at="the collective that reduces these parameters, its group, and who waits for it",
+    ),
+    Law(
+        name="equal-gradients",
+        sentence="Ranks that hold copies of a parameter have the same reduced gradient of it.",
+        rows=(Kind.GRAD_REDUCED,),
+        relation=EqualCopies,
+        tolerance=(
+            "1e-4 of the norm for the order of sums, two units in the last place of the type over the root of the "
+            "number of elements, and 1e-6 of the largest norm of a gradient, as a small one may be nothing but rounding"
+        ),
+        exceptions=(
+            "parts of tensors that no other rank of the node holds",
+            "trainings in which ranks step apart on purpose, as local SGD",
+        ),
+        causes=(
+            "the gradients of these parameters are not reduced: over data-parallel ranks as the forward bypassed the "
+            "wrapper or no_sync() was left on, over tensor-parallel ones as a norm or router is not marked for it",
+            "a collective lost what it carried on one rank, or ran in the wrong group",
+            "copies were computed from other random numbers, as the dropout of tensor-parallel ranks",
+        ),
+        look_at="what reduces these parameters over these ranks; their weights part in the step that follows",
     ),
     Law(
         name="own-gradients",

@@ -40,7 +40,7 @@ class Moves(LawRelation):
             size = np.where(largest > 0, expected / largest, np.inf)
         still = (before == after).all(axis=1)
         judged = (gradient > 0) & (rate > 0)[:, None] & ~np.isnan(after[:, COUNT])
-        unit = _half_units(step.placements[Kind.PARAM_ORIGIN])
+        unit = half_units(step.placements[Kind.PARAM_ORIGIN])
         return LawVerdict(np.where(still, size, 0.0), _LEAST * unit, judged & ~np.isnan(unit))
 
 
@@ -64,7 +64,7 @@ class Copied(LawRelation):
                 usable = ~np.isnan(own[COUNT]) & (is_whole | (copy.num_elements == held.num_elements))
                 usable &= (own[NANS] == 0) & (own[INFS] == 0)
                 size[rank, usable] = apart[usable]
-            units = _half_units([step.placements[Kind.PARAM_USED][rank] for rank in members])
+            units = half_units([step.placements[Kind.PARAM_USED][rank] for rank in members])
             explained[members] = 2 * _LEAST * units + 1e-6
         return LawVerdict(size, explained, ~np.isnan(size) & ~np.isnan(explained))
 
@@ -90,7 +90,8 @@ def _of_step(step: LawStep, name: str) -> Array:
     return value
 
 
-def _half_units(placements: Sequence[Sequence[Placement | None]]) -> Array:
+def half_units(placements: Sequence[Sequence[Placement | None]]) -> Array:
+    """Return `HALF_UNIT` by rank and tensor; NaN where the rank has none of it, or its type is another."""
     rows = [[np.nan if p is None else HALF_UNIT.get(p.dtype, np.nan) for p in of_rank] for of_rank in placements]
     return np.array(rows)
 
