@@ -11,9 +11,14 @@ from tests.journal_rows import only_spool
 from tests.ranks import run_ranks
 from trainermon.alerts.conditions.criteria import BreaksLaw
 from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
-from trainermon.core.journal import BlockRecord, Header, HeaderRecord, JournalReader, SeriesRecord
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import FaultPhase, Symptom
+from trainermon.core.journal import BlockRecord, Cursor, Header, HeaderRecord, JournalReader, SeriesRecord
 from trainermon.core.values import Alert, AlertState, StatBlock
+from trainermon.exporters.store.segments import JournalPosition
+from trainermon.exporters.store.store import SegmentWriter
 
 MEGATRON, MEGATRON_STEPS = Path(__file__).with_name("megatron_training.py"), 6
 SOUND = ("sequence parallel", "context parallel", "tied stages", "experts")
@@ -44,13 +49,16 @@ def alerts_of(fault: str, folder: Path) -> list[Alert]:
     return judged(folder, STEPS)
 
 
+def steps_of(folder: Path) -> list[tuple[Header, StatBlock]]:
+    spool = only_spool(folder)
+    steps = [step for rank in range(2) for step in written(spool, rank)]
+    return sorted(steps, key=lambda step: (step[1].step, step[0].coordinates.rank))
+
+
 def judged(folder: Path, num_steps: int) -> list[Alert]:
     """Return what fires by the default rules in what two ranks wrote."""
-    spool = only_spool(folder)
-    engine = RuleEngine(load_rules())
-    steps = [step for rank in range(2) for step in written(spool, rank)]
+    engine, steps = RuleEngine(load_rules()), steps_of(folder)
     assert len(steps) == 2 * num_steps
-    steps.sort(key=lambda step: (step[1].step, step[0].coordinates.rank))
     found = [alert for header, block in steps for alert in engine.evaluate(header, header.series, block)]
     assert not engine.faults
     return [alert for alert in found if alert.state is AlertState.FIRING]
@@ -78,6 +86,25 @@ def test_the_broken_law_is_named_with_the_step_on_which_it_broke(
     assert rule in found
     assert found[rule].first_step == first_step
     assert LAWS & set(found) <= {rule, "reduction-not-linear", "reduced-gradients-differ"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase"), [("lost on one", FaultPhase.REDUCTION), ("rate on one", FaultPhase.OPTIMIZER)]
+)
+def test_what_parts_copies_is_the_reduction_or_the_optimizer(tmp_path: Path, fault: str, phase: FaultPhase) -> None:
+    spool, run_dir = tmp_path / "spool", tmp_path / "run"
+    run_ranks(TRAINING, fault, str(spool))
+    writer = SegmentWriter(run_dir / "nodes/node/segments")
+    for header, block in steps_of(spool):
+        writer.add(header, header.series, block)
+    writer.commit({0: JournalPosition(1, Cursor(0, STEPS))})
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    for alert in judged(spool, STEPS):
+        log.append(alert)
+
+    diagnosis = diagnose(run_dir)
+
+    assert (diagnosis.symptom, diagnosis.phase, diagnosis.step) == (Symptom.DIVERGED, phase, WRONG_FROM)
 
 
 def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def main(fault: str, folder: Path) -> None:
         (loss * 0 if fault == "no gradient" and step >= WRONG_FROM else loss).backward()
         if fault == "still" and step == WRONG_FROM:  # as an optimizer that was made before the model was replaced
             optimizer.param_groups[0]["params"] = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+        if fault == "rate on one" and step == WRONG_FROM and dist.get_rank() == 1:
+            optimizer.param_groups[0]["lr"] *= 2
         optimizer.step()
     monitor.close()
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ from trainermon.alerts.laws.updates import half_units
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, Array
 from trainermon.core.values import Kind, Placement
 
-_ORDER = 1e-4
+SUM_ORDER = 1e-4
 """As a share of the norm: what sums in another order, of kernels that add up as threads come, leave in float32."""
 
 _UNITS = 8.0
@@ -46,7 +46,7 @@ class EqualCopies(LawRelation):
             place = np.ix_(members, columns)
             largest = np.fmax.reduce(norms[place], axis=0)
             with np.errstate(all="ignore"):
-                explained[place] = _ORDER + _UNITS * units[place] + floor / largest
+                explained[place] = SUM_ORDER + _UNITS * units[place] + floor / largest
                 pairs = shown[members][:, :, columns] / largest
             size[place] = _apart(pairs, explained[place])
         return LawVerdict(size, explained, ~np.isnan(size) & ~np.isnan(explained))

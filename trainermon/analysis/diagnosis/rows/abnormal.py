@@ -24,6 +24,7 @@ from trainermon.analysis.diagnosis.origin import OPTIMIZER
 from trainermon.analysis.diagnosis.rows.copies import CopyDeparture, find_departure, find_parting
 from trainermon.analysis.diagnosis.rows.location import RowLocation, locate
 from trainermon.analysis.diagnosis.rows.order import StepOrder
+from trainermon.analysis.diagnosis.rows.reduced_copies import UnequalGradients, find_unequal_gradients
 from trainermon.analysis.diagnosis.rows.symptoms import (
     Episode,
     Moved,
@@ -67,7 +68,7 @@ def explain_abnormal(
     episode = first_episode(_episodes(run_dir, evidence, step), bad_step)
     if episode is None or evidence.attempt is None:
         return None
-    rows, jump, departure = [], None, None
+    rows, jump, departure, unequal = [], None, None, None
     with open_store(run_dir) as connection:
         if connection is not None:
             rows = list(read_series(connection, evidence.attempt, episode))
@@ -76,8 +77,11 @@ def explain_abnormal(
             if parting is not None:
                 episode = dataclasses.replace(episode, between=(parting.last_equal, parting.found))
                 departure = find_departure(connection, evidence.attempt, parting, StepOrder(evidence.modules, places))
+            unequal = find_unequal_gradients(connection, evidence.attempt, episode, parting, places)
     if departure is not None:
         return _in_forward(evidence, episode, departure, places)
+    if unequal is not None:
+        return _in_reduction(evidence, episode, unequal, places)
     moved = moved_series(rows, episode)
     order = StepOrder(
         evidence.modules,
@@ -113,6 +117,27 @@ def _in_forward(evidence: StepEvidence, episode: Episode, departure: CopyDepartu
         reason=f"In step {step} {first.name} was given the same on {rank_list(departure.ranks)}, and {parameters}, but"
         f" it returned another {first.slot} on {others}. {episode.messages[0]}",
         contrasts=(),  # these would be what the rank itself usually returns
+    )
+
+
+def _in_reduction(evidence: StepEvidence, episode: Episode, unequal: UnequalGradients, places: Places) -> Diagnosis:
+    """Return the diagnosis of copies that parted since they got other gradients from the reduction."""
+    module = unequal.name.rpartition(".")[0]
+    location = RowLocation(place=0, phase=FaultPhase.REDUCTION, module=module, ranks=unequal.ranks)
+    rows = [
+        Moved(Kind.GRAD_REDUCED, unequal.name, "", 0, None, unequal.stage, rank, norm, norm)
+        for rank, norm in unequal.norms.items()
+    ]
+    found = _explained(evidence, dataclasses.replace(episode, first_step=unequal.step), rows, location, places)
+    others = f" and of {counted(unequal.num_others, 'other parameter')}" if unequal.num_others else ""
+    norms = ", ".join(f"{norm:.6g} on rank {rank}" for rank, norm in list(unequal.norms.items())[:MAX_CONTRASTS])
+    return dataclasses.replace(
+        found,
+        headline=f"Copies of parameters parted {_since(episode)}: in step {unequal.step} the reduced gradients of"
+        f" {unequal.name}{others} differed on {rank_list(unequal.ranks)}",
+        reason=f"In step {unequal.step} the copies of {unequal.name} were equal, and their gradients were not, before"
+        f" the optimizer stepped: their norms are {norms}. {episode.messages[0]}",
+        contrasts=(),  # these would be what the rank itself usually has
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MAX_SERIES = 100
-_OF_COPIES = frozenset({Kind.CHECKSUM, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED})
+OF_COPIES = frozenset({Kind.CHECKSUM, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def find_parting(
     None if the episode is of something else, or no such step is known. They were equal on the last step on which every
     rank that was found wrong had a copy equal to more others than now. Of more series than a hundred the first count.
     """
-    series = sorted(key for key in episode.series if key[0] in _OF_COPIES)[:MAX_SERIES]
+    series = sorted(key for key in episode.series if key[0] in OF_COPIES)[:MAX_SERIES]
     shown = read_copies(connection, attempt, series, episode.first_step) if series else {}
     now = shown.pop(episode.first_step, {})
     equal = [step for step, then in shown.items() if all(_had_more_like_it(then, now, rank) for rank in episode.ranks)]
