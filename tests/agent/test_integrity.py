@@ -1,5 +1,6 @@
 """The monitor's check on itself: rows of all ranks against element counts and the framework's own norm."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -90,6 +91,39 @@ def test_a_gradient_that_was_read_too_early_is_an_alert():
 @pytest.mark.parametrize("scalars", [{"norm": 1.0, "skipped": 1.0}, {"norm": math.inf}, {"norm": 1.0, "nans": 1}])
 def test_a_skipped_or_nonfinite_step_has_no_norm_to_compare(scalars):
     assert run([WHOLE[:7], WHOLE[7:]], **scalars) == []
+
+
+def test_of_a_norm_that_no_parameter_explains_both_possibilities_are_said():
+    (alert,) = run([WHOLE[:7] * 1.01, WHOLE[7:]], norm=TRUE_NORM)
+
+    assert "explained by no parameter" in alert.message
+    assert "either the framework computes another norm" in alert.message
+    assert "or the monitor reads other gradients" in alert.message
+
+
+def test_the_parameters_whose_squares_are_the_difference_are_named():
+    names = ("layers.0.sink", "layers.1.sink", "layers.0.weight", "layers.1.weight")
+    keys = (*(SeriesKey(Kind.GRAD_REDUCED, name) for name in names), SeriesKey(Kind.STEP, GLOBAL_NORM_SERIES))
+    split = Placement(dtype="float32", shape=(4,), partitioned_over=("tp",))
+    alerts = []
+    check = check_into(alerts)
+    draw = np.random.default_rng(0)
+    for step in range(STEPS_TO_FIRE):
+        gradients = draw.standard_normal((2, 4, 2)) * np.array([0.3, 0.3, 1.0, 1.0])[None, :, None]
+        norm = math.sqrt(np.square(gradients).sum() - np.square(gradients[1, :2]).sum())  # rank 0's sinks alone count
+        for rank, pieces in enumerate(gradients):
+            at = Coordinates(rank=rank, world_size=2, tp=rank, tp_size=2)
+            told = header(rank)
+            told = dataclasses.replace(told, coordinates=at, series=keys, placements=(split,) * 4 + (None,))
+            rows = [[2, min(e), max(e), sum(e), np.square(e).sum(), 0, 0, 0] for e in pieces] + [scalar(norm)]
+            values = np.ascontiguousarray(np.array(rows, np.float64).T)
+            check.on_block(
+                told, keys, StatBlock(step=step, time_s=0.0, series=np.arange(5, dtype=np.uint32), values=values)
+            )
+
+    (alert,) = alerts
+    assert [finding.series.name for finding in alert.findings] == [GLOBAL_NORM_SERIES, *names[:2]]
+    assert "the norm with layers.0.sink, layers.1.sink counted on tp 0 only (layers.*.sink)" in alert.message
 
 
 def test_nothing_is_judged_before_every_rank_of_the_job_was_seen():

@@ -5,15 +5,17 @@ On every step that all ranks of the job have reported to this agent:
 * the elements of each parameter's reduced gradient that count in the global norm must be as many as the parameter has;
 * the root of their summed squares must be the gradient norm that the framework itself returned.
 
-A wrong slice, a shard that is counted twice or never, or a gradient that was read too early fails one of the two. In
-jobs on several nodes an agent sees its own ranks only and checks nothing.
+A wrong slice, a shard that is counted twice or never, or a gradient that was read too early fails one of the two. So
+does a framework that leaves gradients out of its norm: where the elements add up and the squares of some parameters are
+the difference on all these steps, it is that, and they are named (`norm_difference`). In jobs on several nodes an agent
+sees its own ranks only and checks nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.agent.consumers import RecordConsumer
+from trainermon.agent.norm_difference import NormExplanation, SquaredGradient, explain_norm
 from trainermon.alerts.reported import AgentStatement
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ
 from trainermon.core.journal import Header
 from trainermon.core.journal.patterns import ByPattern
-from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
+from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 RULE = "monitor-integrity"
 TOLERANCE = 1e-3
@@ -36,6 +39,16 @@ STEPS_TO_FIRE = 3
 """Consecutive steps: one odd step may be the framework's (a gradient that was missing on one rank)."""
 
 MAX_OPEN_STEPS = 64
+MAX_EXPLANATIONS = 2
+
+
+class _Mismatch(NamedTuple):
+    """What does not fit: what was found, what was expected, the message, and the series concerned."""
+
+    found: float
+    expected: float
+    message: str
+    series: tuple[SeriesKey, ...]
 
 
 class _RankReport(NamedTuple):
@@ -43,7 +56,9 @@ class _RankReport(NamedTuple):
 
     names: tuple[str, ...]
     elements: NDArray[np.float64]
-    squares: float
+    counted: Sequence[tuple[str, Placement]]
+    squares: NDArray[np.float64]
+    place: Coordinates
     is_finite: bool
     scalars: Mapping[str, float]
 
@@ -51,19 +66,19 @@ class _RankReport(NamedTuple):
 class _SummedSeries(NamedTuple):
     """What one rank's series table says about the rows to add up, aligned with it."""
 
-    names: tuple[str | None, ...]
+    placed: tuple[tuple[str, Placement] | None, ...]
     weights: NDArray[np.float64]
     scalars: Mapping[int, str]
 
     def rows_of(self, series: NDArray[Any]) -> _SummedRows:
         """Return which rows of a block are added up, by the ids of its series."""
         counted = np.flatnonzero(self.weights[series])
-        of_name = {
-            self.names[number]: row for row, number in zip(counted.tolist(), series[counted].tolist(), strict=True)
-        }
+        placed = [found for number in series[counted].tolist() if (found := self.placed[number]) is not None]
+        of_name = {name: row for (name, _), row in zip(placed, counted.tolist(), strict=True)}
         return _SummedRows(
-            names=tuple(name for name in of_name if name is not None),
+            names=tuple(of_name),
             named=np.array(list(of_name.values()), np.intp),
+            placed=placed,
             counted=counted,
             weights=self.weights[series[counted]],
             scalars=tuple(
@@ -77,6 +92,7 @@ class _SummedRows(NamedTuple):
 
     names: tuple[str, ...]
     named: NDArray[np.intp]
+    placed: Sequence[tuple[str, Placement]]
     counted: NDArray[np.intp]
     weights: NDArray[np.float64]
     scalars: tuple[tuple[int, str], ...]
@@ -104,6 +120,7 @@ class IntegrityCheck(RecordConsumer):
         self._steps: dict[int, dict[int, _RankReport]] = {}
         self._bad_steps = 0
         self._first_bad = -1
+        self._explained: tuple[NormExplanation, ...] | None = None  # what has explained every bad step so far
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """Record one rank's step; check the step when that was the last rank's."""
@@ -112,7 +129,7 @@ class IntegrityCheck(RecordConsumer):
         if header.attempt > self._attempt:
             self._begin(header.attempt)
         rank = header.coordinates.rank
-        report = _read(self._table(rank, header, keys).of(np.asarray(block.series)), block)
+        report = _read(self._table(rank, header, keys).of(np.asarray(block.series)), block, header.coordinates)
         if not report.names and not report.scalars:
             return
         reports = self._steps.setdefault(block.step, {})
@@ -128,7 +145,7 @@ class IntegrityCheck(RecordConsumer):
         self._tables.clear()
         self._sizes.clear()
         self._steps.clear()
-        self._bad_steps, self._first_bad = 0, -1
+        self._bad_steps, self._first_bad, self._explained = 0, -1, None
 
     def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> ByPattern[_SummedRows]:
         known = self._tables.get(rank)
@@ -137,41 +154,39 @@ class IntegrityCheck(RecordConsumer):
         return known[1]
 
     def _read_table(self, header: Header, keys: Sequence[SeriesKey]) -> _SummedSeries:
-        names: list[str | None] = [None] * len(keys)
+        placed: list[tuple[str, Placement] | None] = [None] * len(keys)
         weights = np.zeros(len(keys))
         scalars = {}
         for number, (key, placement) in enumerate(zip(keys, header.placements, strict=True)):
             if key.kind is Kind.STEP:
                 scalars[number] = key.name
             elif key.kind is Kind.GRAD_REDUCED and placement is not None and placement.in_global_norm:
-                names[number] = key.name
+                placed[number] = key.name, placement
                 weights[number] = 1.0 / placement.scale**2
                 self._sizes[key.name] = math.prod(placement.shape)
-        return _SummedSeries(tuple(names), weights, MappingProxyType(scalars))
+        return _SummedSeries(tuple(placed), weights, MappingProxyType(scalars))
 
     def _judge(self, block: StatBlock, reports: Mapping[int, _RankReport]) -> None:
         problem = self._missing(reports) or (self._wrong_norm(reports) if self._checks_norm else None)
         self.num_checked += 1
         self.num_mismatches += problem is not None
         if problem is None:
-            self._bad_steps = 0
+            self._bad_steps, self._explained = 0, None
             self._report(self._statement(block, holds=False))
             return
         self._bad_steps += 1
         if self._bad_steps == 1:
             self._first_bad = block.step
         if self._bad_steps >= STEPS_TO_FIRE:
-            name, found, expected, message = problem
-            kind = Kind.STEP if name == GLOBAL_NORM_SERIES else Kind.GRAD_REDUCED
             statement = self._statement(block, holds=True)
             self._report(
                 dataclasses.replace(
                     statement,
                     first_step=self._first_bad,
-                    detail=message,
-                    value=found,
-                    usual=expected,
-                    series=(SeriesKey(kind, name),),
+                    detail=problem.message,
+                    value=problem.found,
+                    usual=problem.expected,
+                    series=problem.series,
                 )
             )
 
@@ -180,7 +195,7 @@ class IntegrityCheck(RecordConsumer):
             rule=RULE, holds=holds, rank=0, attempt=self._attempt, step=block.step, time_s=block.time_s
         )
 
-    def _missing(self, reports: Mapping[int, _RankReport]) -> tuple[str, float, float, str] | None:
+    def _missing(self, reports: Mapping[int, _RankReport]) -> _Mismatch | None:
         of_names: dict[tuple[str, ...], NDArray[np.float64]] = {}
         for report in reports.values():  # most ranks have the same names: they are added at once
             known = of_names.get(report.names)
@@ -195,32 +210,49 @@ class IntegrityCheck(RecordConsumer):
         name = wrong[0]
         text = (
             f"the ranks' shards of {len(wrong)} of {len(total)} gradients do not add up: "
-            f"{name} has {self._sizes[name]} elements, the shards have {total[name]:.0f}"
+            f"{name} has {self._sizes[name]} elements, the shards have {total[name]:.0f}; do not trust what trainermon "
+            "says about gradients"
         )
-        return name, total[name], float(self._sizes[name]), text
+        return _Mismatch(total[name], float(self._sizes[name]), text, (SeriesKey(Kind.GRAD_REDUCED, name),))
 
-    @staticmethod
-    def _wrong_norm(reports: Mapping[int, _RankReport]) -> tuple[str, float, float, str] | None:
+    def _wrong_norm(self, reports: Mapping[int, _RankReport]) -> _Mismatch | None:
         told = [report.scalars for report in reports.values()]
         known = next((scalars for scalars in told if GLOBAL_NORM_SERIES in scalars), None)
         if known is None or known.get(SKIPPED_SERIES) or not all(report.is_finite for report in reports.values()):
             return None
         expected = known[GLOBAL_NORM_SERIES]
-        found = math.sqrt(sum(report.squares for report in reports.values())) / known.get(LOSS_SCALE_SERIES, 1.0)
+        scale = known.get(LOSS_SCALE_SERIES, 1.0)
+        found = math.sqrt(sum(float(report.squares.sum()) for report in reports.values())) / scale
         if not math.isfinite(expected) or math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-12):
             return None
-        text = f"the norm of the collected gradients is {found:.6g}, the framework's own is {expected:.6g}"
-        return GLOBAL_NORM_SERIES, found, expected, text
+        self._explained = explain_norm(list(_squared(reports)), (expected * scale) ** 2, self._explained)
+        names = self._explained[0].names if self._explained else ()
+        how = " or ".join(f"with {explanation}" for explanation in self._explained[:MAX_EXPLANATIONS])
+        text = (
+            f"the norm of the collected gradients is {found:.6g}, the framework's own is {expected:.6g}, which is "
+            f"{f'the norm {how}' if how else 'explained by no parameter and no class of them'}: either the framework "
+            "computes another norm, and clips by it, or the monitor reads other gradients than it"
+        )
+        keys = (SeriesKey(Kind.STEP, GLOBAL_NORM_SERIES), *(SeriesKey(Kind.GRAD_REDUCED, name) for name in names))
+        return _Mismatch(found, expected, text, keys)
 
 
-def _read(rows: _SummedRows, block: StatBlock) -> _RankReport:
+def _squared(reports: Mapping[int, _RankReport]) -> Iterator[SquaredGradient]:
+    for report in reports.values():
+        for (name, placement), squares in zip(report.counted, report.squares.tolist(), strict=True):
+            yield SquaredGradient(name, squares, report.place, placement)
+
+
+def _read(rows: _SummedRows, block: StatBlock, place: Coordinates) -> _RankReport:
     values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
     own = values[:, rows.counted]
     told = ((name, values[:, row].tolist()) for row, name in rows.scalars)
     return _RankReport(
         names=rows.names,
         elements=values[COUNT, rows.named],
-        squares=float(own[SUM_SQ] @ rows.weights),
+        counted=rows.placed,
+        squares=own[SUM_SQ] * rows.weights,
+        place=place,
         is_finite=not own[NANS : INFS + 1].any(),
         scalars={name: math.nan if moments[NANS] or moments[INFS] else moments[SUM] for name, moments in told},
     )
