@@ -7,8 +7,8 @@ On every step that all ranks of the job have reported to this agent:
 
 A wrong slice, a shard that is counted twice or never, or a gradient that was read too early fails one of the two. So
 does a framework that leaves gradients out of its norm: where the elements add up and the squares of some parameters are
-the difference on all these steps, it is that, and they are named (`norm_difference`). In jobs on several nodes an agent
-sees its own ranks only and checks nothing.
+the difference on all these steps, it is that, and they are named (`alerts.laws.norms`). In jobs on several nodes an
+agent sees its own ranks only and checks nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.agent.consumers import RecordConsumer
-from trainermon.agent.norm_difference import NormExplanation, SquaredGradient, explain_norm
+from trainermon.alerts.laws.norms import NormExplanation, SquaredGradient, explain_norm
 from trainermon.alerts.reported import AgentStatement
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainermon.agent.norm_difference import NormExplanation, SquaredGradient, explain_norm
+from trainermon.alerts.laws.norms import NormExplanation, SquaredGradient, explain_norm
 from trainermon.core.values import Coordinates, Placement
 
 COPIED = Placement(dtype="float32", shape=(8,), replicated_over=("dp", "tp"))
