@@ -282,7 +282,8 @@ def test_tensors_that_are_not_read_are_noted(tmp_path):
 
     assert list(found.tensors) == ["w"]
     assert found.all_notes() == (
-        "2 tensors are not read, being sparse, quantized or the like: first layer.sparse (sparse_tensor)",
+        "2 tensors are not read, being sparse, quantized, of an unknown type or the like:"
+        " first layer.sparse (sparse_tensor)",
     )
 
 
@@ -316,7 +317,9 @@ def test_what_is_not_read_is_said_wherever_it_stands(tmp_path, capsys):
         main(["checkpoint", *action])
         printed.append(capsys.readouterr().out)
 
-    assert printed[0].startswith("whole: 1 tensors; 1 pieces\n  note       5 tensors are not read, being sparse,")
+    assert printed[0].startswith(
+        "whole as far as it is read: 1 tensors; 1 pieces\n  note       5 tensors are not read, being sparse,"
+    )
     assert printed[1].startswith("the same model, as far as it is read: 5 tensors are not\n")
 
 

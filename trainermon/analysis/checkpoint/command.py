@@ -21,6 +21,7 @@ from trainermon.analysis.checkpoint.inspection import CheckedTensor, check_tenso
 from trainermon.analysis.checkpoint.names import SCHEMES
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_files
+from trainermon.analysis.checkpoint.pieces import Checkpoint
 from trainermon.analysis.checkpoint.screen import render_checkpoint, render_comparison, render_tensors
 from trainermon.analysis.checkpoint.verdicts import SAME, CheckpointComparison, WeightVerdict
 from trainermon.analysis.tensor.arguments import tolerance
@@ -141,17 +142,31 @@ def _verify(args: argparse.Namespace) -> int:
         found = check_tensors(checkpoint, jobs=args.jobs)
     wrong = [tensor for tensor in found if tensor.faults]
     bad = [tensor for tensor in found if tensor.nans or tensor.infs]
+    is_whole = not (wrong or checkpoint.missing)
+    status = 0 if is_whole else DIFFERENT
     if args.json:
-        whole = {"whole": not wrong, "num_tensors": len(found), "notes": list(checkpoint.all_notes())}
-        _print_json({**whole, "wrong": [as_plain(tensor) for tensor in wrong]})
-        return DIFFERENT if wrong else 0
-    said = f"{len(wrong):,} of {len(found):,} tensors are damaged" if wrong else f"whole: {len(found):,} tensors"
+        whole = None if is_whole and (checkpoint.unsaid or checkpoint.unread) else is_whole
+        said = {"whole": whole, "num_tensors": len(found), "notes": list(checkpoint.all_notes())}
+        _print_json({**said, "wrong": [as_plain(tensor) for tensor in wrong]})
+        return status
     pieces = sum(tensor.num_pieces for tensor in found)
-    _print([f"{said}; {pieces:,} pieces" + (f"; NaN or Inf in {len(bad):,}" if bad else "")])
+    said_bad = f"; NaN or Inf in {len(bad):,}" if bad else ""
+    _print([printable(f"{_wholeness(checkpoint, len(wrong), len(found))}; {pieces:,} pieces{said_bad}")])
     _print(line("note", printable(note)) for note in checkpoint.all_notes())
     if wrong or bad:
         _print(render_tensors([*wrong, *(tensor for tensor in bad if not tensor.faults)]))
-    return DIFFERENT if wrong else 0
+    return status
+
+
+def _wholeness(checkpoint: Checkpoint, num_wrong: int, num_tensors: int) -> str:
+    damaged = f"{num_wrong:,} of {num_tensors:,} tensors are damaged"
+    if checkpoint.missing:
+        held = damaged if num_wrong else f"{num_tensors:,} tensors are there"
+        return f"not whole: {checkpoint.missing[0]}; {held}"
+    if num_wrong:
+        return damaged
+    limit = " as far as it is read" if checkpoint.unread else " as far as it says" if checkpoint.unsaid else ""
+    return f"whole{limit}: {num_tensors:,} tensors"
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -208,6 +208,8 @@ class Checkpoint:
         values: All else, as plain values and `InertObject`s: `args`, `rng`, `lr` …
         before: Of the tensors that an adapter was merged into here, what they were before.
         unread: The names of tensors that the files hold and that are not read, each with its kind in brackets.
+        missing: Sentences on what the files say that they hold, or should, and none of them has.
+        unsaid: What could be missing without a word of it in the files.
         notes: What a reader should know about the whole: parts that were passed over, and why.
     """
 
@@ -220,14 +222,21 @@ class Checkpoint:
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     before: Mapping[str, TensorPieces] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def all_notes(self) -> tuple[str, ...]:
-        """Return the notes, and one on the tensors that are not read."""
-        if not self.unread:
-            return self.notes
-        are = "1 tensor is" if len(self.unread) == 1 else f"{len(self.unread):,} tensors are"
-        return (*self.notes, f"{are} not read, being sparse, quantized or the like: first {self.unread[0]}")
+        """Return the notes, with those on what is missing, what is not known and which tensors are not read."""
+        odd = "being sparse, quantized, of an unknown type or the like"
+        unread = f"{tensors_are(len(self.unread))} not read, {odd}: first {self.unread[0]}" if self.unread else ""
+        unsaid = tuple(f"not looked at: {text}" for text in self.unsaid)
+        return (*self.notes, *self.missing, *unsaid, *((unread,) if unread else ()))
+
+
+def tensors_are(count: int) -> str:
+    """Return `1 tensor is` or, say, `3 tensors are`."""
+    return "1 tensor is" if count == 1 else f"{count:,} tensors are"
 
 
 def whole(name: str, stored: StoredArray, label: str, notes: tuple[str, ...] = ()) -> TensorPieces:

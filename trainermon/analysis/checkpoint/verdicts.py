@@ -11,6 +11,8 @@ from enum import Enum
 from statistics import median
 from typing import Any
 
+from trainermon.analysis.checkpoint.pieces import tensors_are
+
 _TRAINED_SHARE = 0.5  # of the tensors that differ, from which the whole was trained on
 _TRAINED_MOST = 0.5  # relative distance up to which this is training, not another model
 
@@ -251,7 +253,7 @@ def _headline(found: CheckpointComparison) -> str:
     tail = _of_state(found)
     if not wrong:
         unread = max(found.ours.num_unread, found.theirs.num_unread)
-        return _same(weights, counts) + (f", as far as it is read: {unread:,} tensors are not" if unread else "") + tail
+        return _same(weights, counts) + (f", as far as it is read: {tensors_are(unread)} not" if unread else "") + tail
     if counts[WeightVerdict.DAMAGED]:
         first = next(tensor for tensor in wrong if tensor.verdict is WeightVerdict.DAMAGED)
         said = f"cannot be compared in full: {counts[WeightVerdict.DAMAGED]:,} damaged, first {first.name}"

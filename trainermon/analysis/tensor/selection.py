@@ -177,7 +177,7 @@ def _checkpoint_tensors(path: Path) -> list[_Opened]:
         for tensor in tensors.values()
         for number, piece in enumerate(tensor.pieces, start=1)
     ]
-    left = (name.partition(" (") for name in checkpoint.unread)
+    left = (name.rpartition(" (") for name in checkpoint.unread)
     unread = [
         UnreadTensor(path=path, name=name, reason=f"it is of the kind {kind.removesuffix(')')}")
         for name, _, kind in left

@@ -26,6 +26,7 @@ def save_by_deepspeed(folder, stage):
     engine.backward(loss)
     engines.step_engine(engine)
     engine.save_checkpoint(str(folder), client_state={"universal_checkpoint_info": {}})
+    engine.save_checkpoint(str(folder.with_name(f"{folder.name}_bare")), exclude_frozen_parameters=True)
     weights = engines.whole_weights(engine)
     if dist.get_rank() == 0:
         torch.save(weights, folder / "weights.truth")

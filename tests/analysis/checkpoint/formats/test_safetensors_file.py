@@ -5,10 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.analysis.checkpoint.assembled import assembled, assert_same
 from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.analysis.tensor.files import SAFETENSORS
+from trainermon.cli import main
 from trainermon.core.errors import CheckpointError
 
 
@@ -72,7 +76,10 @@ def test_an_index_that_leaves_its_folder_is_refused(folder):
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "should take 8 bytes"),
         ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, "has the shape"),
         ({"a": {"dtype": "F32", "shape": [90], "data_offsets": [0, 360]}}, "is cut off"),
-        ({"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]}}, "type F4"),
+        ({"a": {"dtype": 4, "shape": [1], "data_offsets": [0, 4]}}, "has the type 4"),
+        ({"a": {"dtype": "F4", "shape": [90], "data_offsets": [0, 360]}}, "is cut off"),
+        ({"a": {"dtype": "F4", "shape": [1], "data_offsets": [4, 0]}}, "has the shape"),
+        ({name: {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]} for name in "ab"}, "'a' and 'b' overlap"),
         ({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"}, "'a' and 'b' overlap"),
         ([], "damaged header"),
     ],
@@ -102,3 +109,37 @@ def test_arrays_of_objects_are_refused(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"elements of type '\|O'"):
         open_checkpoint(tmp_path / "a.npy")
+
+
+@given(dtype=st.text(min_size=1, max_size=300).filter(lambda text: text not in SAFETENSORS))
+def test_a_tensor_of_a_type_that_is_not_known_is_named_and_the_others_are_read(tmp_path_factory, dtype):
+    path = tmp_path_factory.mktemp("x") / "x.safetensors"
+    header = {
+        "a (b)": {"dtype": dtype, "shape": [3], "data_offsets": [0, 2]},
+        "w": {"dtype": "F32", "shape": [2], "data_offsets": [2, 10]},
+    }
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(2) + np.array([1.5, -2.0], "<f4").tobytes())
+
+    found = open_checkpoint(path)
+
+    assert_same(found.tensors, {"w": torch.tensor([1.5, -2.0])})
+    assert found.unread == (f"a (b) ({dtype[:40]})",)
+
+
+def test_four_bit_floats_as_torch_saves_them_do_not_hide_the_others(folder, capsys):
+    narrow = torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    save_file({"c": torch.arange(3), "narrow": narrow}, folder / "model-2.safetensors")
+    index = folder / "model.safetensors.index.json"
+    names = json.loads(index.read_text())["weight_map"] | {"narrow": "model-2.safetensors"}
+    index.write_text(json.dumps({"weight_map": names}))
+
+    status = main(["checkpoint", "verify", str(folder)])
+
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert printed.startswith("whole as far as it is read: 3 tensors")
+    assert "1 tensor is not read" in printed
+    assert "narrow (F4)" in printed
+    main(["checkpoint", "compare", str(folder), str(folder)])
+    assert capsys.readouterr().out.startswith("the same model, as far as it is read: 1 tensor is not")

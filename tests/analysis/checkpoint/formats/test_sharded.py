@@ -117,3 +117,17 @@ def test_a_universal_checkpoint_has_a_folder_for_each_parameter(tmp_path):
     (place / "fp32.pt").unlink()
     with pytest.raises(CheckpointError, match=r"holds no tensor|has no fp32.pt|none of the files"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_checkpoint_saved_without_frozen_parameters_is_not_called_whole(saved, stage):
+    whole, bare = (open_checkpoint(saved / f"zero{stage}{suffix}") for suffix in ("", "_bare"))
+
+    assert set(whole.tensors) - set(bare.tensors) == set(FROZEN)
+    assert (whole.missing, whole.unsaid) == ((), ())
+    assert "2 parameters have no state of the optimizer" in " ".join(whole.notes)
+    if stage == 1:  # the file of a model without frozen parameters is the same
+        assert "ZeRO 1 saves no names of them" in bare.unsaid[0]
+    else:
+        assert "saved without frozen parameters" in bare.missing[0]

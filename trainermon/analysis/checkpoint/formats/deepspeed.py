@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.arrays import cut, viewed
+from trainermon.analysis.checkpoint.formats.deepspeed_lacking import FROZEN_SHAPES, NO_MODEL_STATES, Lacking, lacking
 from trainermon.analysis.checkpoint.formats.deepspeed_parallel import (
     ModelRank,
     Sizes,
@@ -42,7 +43,7 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:[a-z0-9]+_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}  # DeepSpeed's own names
 _TRACKERS = ("latest", "latest_universal")
-_NO_TENSORS = ("module", "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
+_NO_TENSORS = ("module", "buffer_names", "param_shapes", FROZEN_SHAPES, "frozen_param_fragments")
 UNIVERSAL = "zero"
 
 Flat = Sequence[tuple[str, StoredArray]]
@@ -116,6 +117,7 @@ def open_deepspeed(folder: Path) -> Checkpoint:
     else:
         tensors, optimizer, notes = _of_all(folder, own, layers, sizes, firsts)
     step = first.get("global_steps")
+    lacks = lacking(firsts.values(), tensors, stage)
     return Checkpoint(
         path=folder,
         format="deepspeed",
@@ -125,7 +127,9 @@ def open_deepspeed(folder: Path) -> Checkpoint:
         optimizer=optimizer,
         values={key: value for key, value in first.items() if key not in _NO_TENSORS},
         unread=left_out(first.get("module")),
-        notes=(*(("stage 3 saves no weights but the float32 ones",) if stage == 3 else ()), *notes),
+        missing=lacks.missing,
+        unsaid=lacks.unsaid,
+        notes=(*(("stage 3 saves no weights but the float32 ones",) if stage == 3 else ()), *notes, *lacks.notes),
     )
 
 
@@ -246,17 +250,16 @@ def _weights(parts: ZeroParts, stage: int) -> dict[str, TensorPieces]:
     """Return the weights as they are trained in, the frozen ones of stage 3 from all ranks."""
     first = parts.models[0]
     module = leaves(first.get("module"), StoredArray)
-    shapes = first.get("frozen_param_shapes") or {}
+    shapes = first.get(FROZEN_SHAPES) or {}
     if stage < 3:
         return {name: whole(name, stored, f"{parts.label}rank 0") for name, stored in module}
     buffers = set(first.get("buffer_names") or ())
     found = {name: whole(name, stored, f"{parts.label}rank 0") for name, stored in module if name in buffers}
     for name, shape in shapes.items():
-        flat = [
-            _flat(state["frozen_param_fragments"][name], f"{parts.label}rank {rank}")
-            for rank, state in enumerate(parts.models)
-        ]
-        found[name] = _tensor(parts.folder, name, tuple(shape), flat, 0)
+        fragments = [(state.get("frozen_param_fragments") or {}).get(name) for state in parts.models]
+        if None not in fragments:
+            flat = [_flat(stored, f"{parts.label}rank {rank}") for rank, stored in enumerate(fragments)]
+            found[name] = _tensor(parts.folder, name, tuple(shape), flat, 0)
     return found
 
 
@@ -351,18 +354,31 @@ def _open_universal(folder: Path) -> Checkpoint:
                 kind = MAIN if file == "fp32.pt" else file.removesuffix(".pt")
                 optimizer.setdefault(kind, {})[name] = _shaped(stored, name, f"{name}/{file}", shapes.get(name))
     tensors = dict(optimizer.get(MAIN, {}))
-    lacking = sorted({name for kind in optimizer.values() for name in kind} - set(tensors))
-    if lacking:
-        raise CheckpointError(f"{folder / UNIVERSAL / lacking[0]} has no fp32.pt: convert the checkpoint again")
+    bare = sorted({name for kind in optimizer.values() for name in kind} - set(tensors))
+    if bare:
+        raise CheckpointError(f"{folder / UNIVERSAL / bare[0]} has no fp32.pt: convert the checkpoint again")
     step = state.get("global_steps")
+    tensors |= _untrained(folder, models, tensors)
+    lacks = lacking(models[:1], tensors, _configured_stage(state)) if models else Lacking(unsaid=(NO_MODEL_STATES,))
     return Checkpoint(
         path=folder,
         format="universal",
         step=step if type(step) is int else None,
-        tensors={**tensors, **_untrained(folder, models, tensors)},
+        tensors=tensors,
         optimizer=optimizer,
         values={key: value for key, value in state.items() if key not in _NO_TENSORS},
+        missing=lacks.missing,
+        unsaid=lacks.unsaid,
+        notes=lacks.notes,
     )
+
+
+def _configured_stage(state: Mapping[str, Any]) -> int | None:
+    """Return the stage of ZeRO that a universal checkpoint was made of; None: its configuration does not say."""
+    config = state.get("ds_config")
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    stage = zero.get("stage") if isinstance(zero, dict) else None
+    return stage if type(stage) is int else None
 
 
 def _model_states(folder: Path) -> list[dict[str, Any]]:

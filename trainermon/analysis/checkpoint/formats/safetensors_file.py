@@ -9,15 +9,15 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names, read_json
 from trainermon.analysis.checkpoint.formats.state_dicts import split_state
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
-from trainermon.analysis.tensor.dtypes import storage_dtype
+from trainermon.analysis.tensor.dtypes import DTYPES, storage_dtype
 from trainermon.analysis.tensor.files import SAFETENSORS
-from trainermon.core.errors import CheckpointError, DumpError
+from trainermon.core.errors import CheckpointError
 
 INDEX_SUFFIX = ".index.json"
 _MAX_HEADER = 100_000_000  # the limit of safetensors itself
@@ -30,12 +30,12 @@ def open_safetensors(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: it is no such file, is cut off, or its tensors overlap.
     """
-    tensors, metadata = read_safetensors(path)
-    return Checkpoint(path=path, format="safetensors", tensors=tensors, values=metadata)
+    tensors, unread, metadata = read_safetensors(path)
+    return Checkpoint(path=path, format="safetensors", tensors=tensors, values=metadata, unread=unread)
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, TensorPieces], dict[str, Any]]:
-    """Return the tensors of a file by name, and its `__metadata__`.
+def read_safetensors(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...], dict[str, Any]]:
+    """Return the tensors of a file by name, the names of those of a type that is not read, and its `__metadata__`.
 
     Raises:
         CheckpointError: as `open_safetensors`.
@@ -51,13 +51,17 @@ def read_safetensors(path: Path) -> tuple[dict[str, TensorPieces], dict[str, Any
     try:
         header = json.loads(raw, object_pairs_hook=_without_repeats)
         metadata = header.pop("__metadata__", {})
+        places = {name: _place(name, entry, 8 + length, size) for name, entry in header.items()}
         tensors = {
-            name: whole(name, _stored(path, name, entry, 8 + length, size), path.name) for name, entry in header.items()
+            name: whole(name, _stored(path, name, place), path.name)
+            for name, place in places.items()
+            if place.dtype in DTYPES
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DumpError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged header ({str(error)[:120]}): copy it again") from error
-    _refuse_overlaps(path, tensors)
-    return tensors, dict(metadata) if isinstance(metadata, dict) else {}
+    _refuse_overlaps(path, places)
+    unread = tuple(f"{name} ({place.dtype:.40})" for name, place in places.items() if name not in tensors)
+    return tensors, unread, dict(metadata) if isinstance(metadata, dict) else {}
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -68,17 +72,32 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _stored(path: Path, name: str, entry: dict[str, Any], start: int, file_size: int) -> StoredArray:
-    dtype, shape = SAFETENSORS.get(entry["dtype"], str(entry["dtype"])), tuple(entry["shape"])
+class _Place(NamedTuple):
+    """Where a tensor is in its file, in bytes from its beginning; `dtype` is torch's name, or the header's own."""
+
+    start: int
+    end: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _place(name: str, entry: dict[str, Any], start: int, file_size: int) -> _Place:
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
     first, last = entry["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+    if not isinstance(dtype, str):
+        raise TypeError(f"{name!r:.60} has the type {dtype!r:.60}")
+    if not all(type(number) is int and number >= 0 for number in (first, last, *shape)) or last < first:
         raise ValueError(f"{name!r:.60} has the shape {shape!r:.60} and the place {first!r:.20} to {last!r:.20}")
-    wanted = math.prod(shape) * storage_dtype(dtype).itemsize
-    if last - first != wanted:
-        raise ValueError(f"{name!r:.60} should take {wanted:,} bytes, the header says {first:,} to {last:,}")
     if start + last > file_size:
         raise ValueError(f"{name!r:.60} ends at byte {start + last:,} of {file_size:,}: the file is cut off")
-    return StoredArray(path, start + first, dtype, shape, contiguous(shape))
+    return _Place(start + first, start + last, SAFETENSORS.get(dtype, dtype), shape)
+
+
+def _stored(path: Path, name: str, place: _Place) -> StoredArray:
+    wanted, found = math.prod(place.shape) * storage_dtype(place.dtype).itemsize, place.end - place.start
+    if found != wanted:
+        raise ValueError(f"{name!r:.60} should take {wanted:,} bytes, the header gives it {found:,}")
+    return StoredArray(path, place.start, place.dtype, place.shape, contiguous(place.shape))
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,10 +113,9 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _refuse_overlaps(path: Path, tensors: dict[str, TensorPieces]) -> None:
-    stored = [(tensor.pieces[0].stored, name) for name, tensor in tensors.items() if tensor.num_elements]
-    ends = sorted((s.offset, s.offset + s.num_elements * storage_dtype(s.dtype).itemsize, name) for s, name in stored)
-    for (_, end, before), (start, _, name) in pairwise(ends):
+def _refuse_overlaps(path: Path, places: dict[str, _Place]) -> None:
+    spans = sorted((place.start, place.end, name) for name, place in places.items() if place.end > place.start)
+    for (_, end, before), (start, _, name) in pairwise(spans):
         if start < end:
             raise CheckpointError(f"{path}: {before!r:.60} and {name!r:.60} overlap: save it again")
 
@@ -145,7 +163,7 @@ def open_indexed(path: Path) -> Checkpoint:
         unread += left
         said += [f"{shard}: {note}" for note in notes]
         expected = {name for name, file in weight_map.items() if file == shard}
-        if lacking := sorted(expected - set(found)):
+        if lacking := sorted(expected - set(found) - {name.rpartition(" (")[0] for name in left}):
             raise CheckpointError(
                 f"{path.parent / shard} lacks {lacking[0]!r:.80}, which {path.name} has there: copy both again"
             )
@@ -162,6 +180,7 @@ def read_weights(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...], 
         CheckpointError: it is damaged.
     """
     if path.suffix == ".safetensors":
-        return read_safetensors(path)[0], (), ()
+        tensors, unread, _ = read_safetensors(path)
+        return tensors, unread, ()
     parts = split_state(load_torch_file(path), path.name)
     return parts.tensors, parts.unread, parts.notes
