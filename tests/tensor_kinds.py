@@ -52,6 +52,8 @@ def _sparse(layout, **kwargs):
 
 LAYOUTS = {
     "not contiguous": lambda values: values.t()[::2],
+    "conjugate": lambda values: torch.complex(values, values.flip(0) * 0.5).conj(),
+    "negative": lambda values: torch.complex(values.flip(0), values).conj().imag,
     "scalar": lambda values: values[0, 0],
     "coo": _sparse(torch.sparse_coo),
     "csr": _sparse(torch.sparse_csr),

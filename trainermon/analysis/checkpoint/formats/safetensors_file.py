@@ -72,7 +72,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class _Place(NamedTuple):
+class _HeaderEntry(NamedTuple):
     """Where a tensor is in its file, in bytes from its beginning; `dtype` is torch's name, or the header's own."""
 
     start: int
@@ -81,7 +81,7 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _place(name: str, entry: dict[str, Any], start: int, file_size: int) -> _Place:
+def _place(name: str, entry: dict[str, Any], start: int, file_size: int) -> _HeaderEntry:
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     first, last = entry["data_offsets"]
     if not isinstance(dtype, str):
@@ -90,10 +90,10 @@ def _place(name: str, entry: dict[str, Any], start: int, file_size: int) -> _Pla
         raise ValueError(f"{name!r:.60} has the shape {shape!r:.60} and the place {first!r:.20} to {last!r:.20}")
     if start + last > file_size:
         raise ValueError(f"{name!r:.60} ends at byte {start + last:,} of {file_size:,}: the file is cut off")
-    return _Place(start + first, start + last, SAFETENSORS.get(dtype, dtype), shape)
+    return _HeaderEntry(start + first, start + last, SAFETENSORS.get(dtype, dtype), shape)
 
 
-def _stored(path: Path, name: str, place: _Place) -> StoredArray:
+def _stored(path: Path, name: str, place: _HeaderEntry) -> StoredArray:
     wanted, found = math.prod(place.shape) * storage_dtype(place.dtype).itemsize, place.end - place.start
     if found != wanted:
         raise ValueError(f"{name!r:.60} should take {wanted:,} bytes, the header gives it {found:,}")
@@ -113,7 +113,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _refuse_overlaps(path: Path, places: dict[str, _Place]) -> None:
+def _refuse_overlaps(path: Path, places: dict[str, _HeaderEntry]) -> None:
     spans = sorted((place.start, place.end, name) for name, place in places.items() if place.end > place.start)
     for (_, end, before), (start, _, name) in pairwise(spans):
         if start < end:

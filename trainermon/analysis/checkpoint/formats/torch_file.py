@@ -96,19 +96,24 @@ def _typed_view(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any)
     return _checked(View(retyped, dtype, offset, tuple(shape), tuple(strides)), rest[3:])
 
 
-def _checked(view: View, metadata: tuple[Any, ...]) -> View:
+def _checked(view: View, metadata: tuple[Any, ...]) -> View | InertObject:
+    """Return a view; of one that no place in a file describes, what stands for a tensor that is not read."""
     shape, strides, available = view.shape, view.strides, view.storage.num_elements
     numbers = (view.offset, *shape, *strides)
     if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(strides):
         raise pickle.UnpicklingError(f"a tensor of shape {brief(shape)}, strides {brief(strides)}")
-    negated = metadata and isinstance(metadata[0], dict) and (metadata[0].get("conj") or metadata[0].get("neg"))
-    if len(shape) > _MAX_DIMS or negated:
-        raise pickle.UnpicklingError("a conjugate, negative or many-dimensional view: save it with .clone()")
     num_elements = math.prod(shape)
     last = view.offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if num_elements and (last >= available or num_elements > max(_MAX_EXPANDED, available)):
+    if num_elements and last >= available:
         raise pickle.UnpicklingError(f"a tensor of shape {brief(shape)} on {available:,} elements")
-    return view
+    flags = metadata[0] if metadata and isinstance(metadata[0], dict) else {}
+    odd = {
+        "conjugate_view": flags.get("conj"),
+        "negative_view": flags.get("neg"),
+        "view_of_many_dimensions": len(shape) > _MAX_DIMS,
+        "expanded_view": num_elements > max(_MAX_EXPANDED, available),
+    }
+    return next((_unread(name) for name, is_so in odd.items() if is_so), view)
 
 
 def _first(value: Any, *_: Any) -> Any:
