@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions.criteria import condition_of, direction_of
+from trainermon.alerts.conditions.criteria import BreaksLaw, condition_of, direction_of
 from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import SeriesPeaks, alert_id
 from trainermon.core.values import Alert, AlertState, Finding, SeriesKey
@@ -79,6 +79,7 @@ def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment
         message=f"{rule.name}: {_sentence(rule, state, concern, moment)}",
         condition=condition_of(rule.when),
         direction=direction_of(rule.when, value=value, baseline=baseline),
+        law=rule.when.law if isinstance(rule.when, BreaksLaw) else "",
     )
 
 

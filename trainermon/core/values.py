@@ -335,6 +335,7 @@ class Alert:
         condition: What the rule looks for; None: not known (an alert of a user's rule, logged by a version that did not
             write it).
         direction: On which side of what is usual the value is.
+        law: The law that is broken; "" if the rule watches none.
     """
 
     id: str
@@ -354,6 +355,7 @@ class Alert:
     message: str
     condition: AlertCondition | None = None
     direction: AlertDirection = AlertDirection.NONE
+    law: str = ""
 
 
 class Action(TextEnum):

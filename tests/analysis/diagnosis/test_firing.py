@@ -1,19 +1,22 @@
 """A run in which every value is finite and alerts fire all the same."""
 
 import dataclasses
+import json
 
 import pytest
 
 from tests.alerts.alerts_by_hand import alert
 from tests.analysis.stored_run import FINITE, grad, store
 from trainermon import cli
+from trainermon.alerts.laws.registry import LAWS, law_of
 from trainermon.alerts.log import AlertLog
 from trainermon.analysis.diagnosis.command import FOUND
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import DiagnosisVerdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, Symptom
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.report import render_text
-from trainermon.core.values import AlertCondition, AlertState, Kind, Severity
+from trainermon.core.config import MonitorConfig
+from trainermon.core.values import AlertCondition, AlertState, Finding, Kind, SeriesKey, Severity
 
 
 def late(identity, **changes):
@@ -91,3 +94,81 @@ def test_what_says_nothing_of_the_values_leaves_the_run_finite(run_dir, changes)
     AlertLog(run_dir / "nodes/node/alerts.jsonl").append(late("other", rule="mild", **changes))
 
     assert diagnose(run_dir).verdict is DiagnosisVerdict.FINITE
+
+
+def broken_law(**changes):
+    """A broken law: the reduction of two modules' gradients was not linear from step 2 on, on both ranks."""
+    found = tuple(Finding(series=SeriesKey(Kind.GRAD_REDUCED, name), value=0.5) for name in ("fc.weight", "head.bias"))
+    law = {"law": "linear", "kind": Kind.GRAD_REDUCED, "severity": Severity.CRITICAL, "findings": found}
+    return told("law", "my-reductions", AlertCondition.LAW, **{"first_step": 2, **law, **changes})
+
+
+def test_a_broken_law_says_what_does_not_hold_where_and_what_usually_breaks_it(run_dir):
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    log.append(told("apart", "replica-divergence", AlertCondition.DIFFERS, severity=Severity.CRITICAL, first_step=2))
+    for rank in range(2):
+        log.append(dataclasses.replace(broken_law(rank=rank), id=f"law {rank}"))
+
+    diagnosis = diagnose(run_dir)
+
+    assert (diagnosis.symptom, diagnosis.phase, diagnosis.step) == (Symptom.BREAKS_LAW, FaultPhase.REDUCTION, 2)
+    assert (diagnosis.module, diagnosis.candidates) == ("fc", ("head",))
+    assert diagnosis.causes == law_of("linear").causes
+    assert "alert replica-divergence (rank 1, since step 2)" in diagnosis.consequences
+    text = " ".join(render_text(diagnosis).split())
+    assert "does not hold on ranks 0, 1: what ranks get from a reduction is the scaled sum of what each" in text
+    assert "usually 1. the forward bypassed the wrapper" in text
+    assert "look at the collective that reduces these parameters" in text
+    assert "the forward bypassed the wrapper" in render_page(run_dir, diagnosis)
+
+
+def test_a_law_of_a_package_that_is_gone_is_an_alert_like_any_other(run_dir):
+    AlertLog(run_dir / "nodes/node/alerts.jsonl").append(broken_law(law="of-nobody"))
+
+    assert diagnose(run_dir).headline == "The alert my-reductions fired on rank 1 from step 2 on"
+
+
+@pytest.mark.parametrize(("first_step", "is_cause"), [(2, True), (3, True), (4, False)])
+def test_what_diverges_after_a_law_is_broken_followed_from_it(tmp_path, first_step, is_cause):
+    key, other = grad("fc.weight"), (4, -1.0, 2.0, 1.0, 6.0, 0, 0, 0)
+    parted = {step: {rank: {key: other if rank and step > 2 else FINITE} for rank in range(2)} for step in range(6)}
+    store(tmp_path, parted)
+    log = AlertLog(tmp_path / "nodes/node/alerts.jsonl")
+    named = (Finding(series=key, value=2.0),)
+    changes = {"kind": key.kind, "findings": named, "severity": Severity.CRITICAL}
+    log.append(told("apart", "copies-differ", AlertCondition.DIFFERS, **changes))
+    log.append(broken_law(first_step=first_step))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.symptom is Symptom.BREAKS_LAW) == is_cause
+    if is_cause:
+        assert diagnosis.consequences[0].startswith("Values diverged from those of the other ranks")
+
+
+def test_ranks_that_step_at_other_rates_are_the_cause_of_what_differs_then(run_dir):
+    rate = (Finding(series=SeriesKey(Kind.STEP, "learning_rate", "0"), value=2e-3),)
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    log.append(told("rate", "ranks-disagree", AlertCondition.DIFFERS, findings=rate, first_step=2))
+    copy = (Finding(series=SeriesKey(Kind.PARAM_UPDATED, "fc.weight"), value=1.0),)
+    apart = {"kind": Kind.PARAM_UPDATED, "findings": copy, "severity": Severity.CRITICAL, "first_step": 2}
+    log.append(told("apart", "replica-norms-differ", AlertCondition.DIFFERS, **apart))
+
+    diagnosis = diagnose(run_dir)
+
+    assert diagnosis.headline == "The alert ranks-disagree fired on rank 1 from step 2 on"
+    assert (diagnosis.module, diagnosis.phase) == ("(optimizer)", FaultPhase.OPTIMIZER)
+    assert diagnosis.consequences[0].startswith("Values diverged")
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_laws_that_could_not_be_judged_and_notes_of_the_start_are_told(run_dir, is_on):
+    config = dataclasses.asdict(MonitorConfig(wg_distribution=True, param_distribution=True, xy_distribution=is_on))
+    about = {"run_id": "a", "config": config, "config_notes": ["2 of 4 parameters are in no group"]}
+    (run_dir / "run.json").write_text(json.dumps(about))
+
+    evidence = diagnose(run_dir).evidence
+
+    assert "noted at the start: 2 of 4 parameters are in no group" in evidence
+    of_inputs = ", ".join(law.name for law in LAWS if "xy_distribution" in law.needs)
+    assert (f"laws not judged, as xy_distribution is off: {of_inputs}" in evidence) != is_on

@@ -9,11 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from trainermon.alerts.conditions.condition import Mask
 from trainermon.core.derived import Array
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
+
+StepPhase = Literal["input", "forward", "backward", "reduction", "before_step", "optimizer"]
+"""The parts of a step; `input`: the data that it is given, `before_step`: between the reduction and the optimizer."""
+
+
+_COLLECTED_BY = MappingProxyType(
+    {
+        Kind.PARAM_ORIGIN: "param_distribution",
+        Kind.PARAM_UPDATED: "param_distribution",
+        Kind.PARAM_USED: "param_distribution",
+        Kind.ACTV: "xy_distribution",
+        Kind.GRAD_REDUCED: "wg_distribution",
+        Kind.GRAD_UNREDUCED: "wg_distribution",
+    }
+)
 
 
 class TensorPlace(NamedTuple):
@@ -103,6 +119,7 @@ class Law:
         name: Lower case words joined by hyphens; what a rule says under `when.law`.
         sentence: What holds, in one sentence.
         rows: The kinds of rows that it relates; the verdict is on those of the first one.
+        phase: The part of the step in which it is broken, if it is.
         also: Kinds that it looks at where they are collected.
         relation: Makes what judges it.
         names: Shell patterns of the series, unless a rule says others.
@@ -116,6 +133,7 @@ class Law:
     name: str
     sentence: str
     rows: tuple[Kind, ...]
+    phase: StepPhase
     relation: Callable[[Mapping[str, float]], LawRelation]
     tolerance: str
     exceptions: tuple[str, ...]
@@ -125,6 +143,7 @@ class Law:
     names: tuple[str, ...] = ("*",)
     settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def missing(self, kinds: frozenset[Kind]) -> tuple[Kind, ...]:
-        """Return the kinds without which the law cannot be judged that are not among `kinds`."""
-        return tuple(kind for kind in self.rows if kind not in kinds)
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The keys of the monitor's configuration without which it is not judged."""
+        return tuple(dict.fromkeys(_COLLECTED_BY[kind] for kind in self.rows if kind in _COLLECTED_BY))

@@ -8,7 +8,6 @@ from trainermon.alerts.conditions.criteria import BreaksLaw
 from trainermon.alerts.laws.law import Law
 from trainermon.alerts.laws.registry import LAWS
 from trainermon.alerts.rules import AlertRule, load_rules
-from trainermon.core.values import Kind
 
 _HEAD = """\
 # Silent errors: what must hold
@@ -24,14 +23,6 @@ it: without that it says nothing. `examples/monitor_config.json` collects what a
 | law | needs | alert |
 |---|---|---|
 """
-_COLLECTED_BY = {
-    Kind.PARAM_ORIGIN: "param_distribution",
-    Kind.PARAM_UPDATED: "param_distribution",
-    Kind.PARAM_USED: "param_distribution",
-    Kind.ACTV: "xy_distribution",
-    Kind.GRAD_REDUCED: "wg_distribution",
-    Kind.GRAD_UNREDUCED: "wg_distribution",
-}
 
 
 def render_laws() -> str:
@@ -42,8 +33,7 @@ def render_laws() -> str:
 
 
 def _row(law: Law, rule: AlertRule) -> str:
-    needs = dict.fromkeys(_COLLECTED_BY[kind] for kind in law.rows if kind in _COLLECTED_BY)
-    return f"| {law.sentence} | {', '.join(f'`{key}`' for key in needs)} | [{rule.name}](#{rule.name}) |\n"
+    return f"| {law.sentence} | {', '.join(f'`{key}`' for key in law.needs)} | [{rule.name}](#{rule.name}) |\n"
 
 
 def _section(law: Law, rule: AlertRule) -> Iterator[str]:

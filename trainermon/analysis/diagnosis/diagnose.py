@@ -34,7 +34,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
     Symptom,
 )
-from trainermon.analysis.diagnosis.firing import with_alerts
+from trainermon.analysis.diagnosis.firing import with_alerts, with_what_broke_first
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
@@ -76,7 +76,11 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
         diagnosis = dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before))
         return _otherwise(Path(run_dir), diagnosis, evidence, step)
     later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
-    return dataclasses.replace(abnormal, consequences=(later,)) if is_bad else abnormal
+    if is_bad:
+        return dataclasses.replace(abnormal, consequences=(later,))
+    if step is not None or evidence.attempt is None:
+        return abnormal
+    return with_what_broke_first(Path(run_dir), abnormal, evidence.attempt)
 
 
 def _otherwise(run_dir: Path, diagnosis: Diagnosis, evidence: StepEvidence, step: int | None) -> Diagnosis:
@@ -84,9 +88,10 @@ def _otherwise(run_dir: Path, diagnosis: Diagnosis, evidence: StepEvidence, step
     if diagnosis.verdict is not DiagnosisVerdict.FINITE or evidence.attempt is None:
         return diagnosis
     diagnosis = with_recorded(run_dir, diagnosis, evidence, step)
-    if step is not None or diagnosis.verdict is not DiagnosisVerdict.FINITE:
+    if step is not None:
         return diagnosis
-    return with_alerts(run_dir, diagnosis, evidence.attempt)
+    told = with_alerts if diagnosis.verdict is DiagnosisVerdict.FINITE else with_what_broke_first
+    return told(run_dir, diagnosis, evidence.attempt)
 
 
 def _may_follow(diagnosis: Diagnosis) -> bool:

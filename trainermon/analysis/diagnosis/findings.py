@@ -35,7 +35,8 @@ class Symptom(TextEnum):
     """The kind of fault that came first.
 
     `nonfinite`: NaN or Inf. `exploded`: far larger than usual. `died`: zero, or far smaller than usual. `diverged`:
-    unlike that of its peers. `differs`: not what the reference run has. `none`: nothing is wrong.
+    unlike that of its peers. `breaks_law`: what holds in every correct training does not. `differs`: not what the
+    reference run has. `none`: nothing is wrong.
     """
 
     NONE = "none"
@@ -43,6 +44,7 @@ class Symptom(TextEnum):
     EXPLODED = "exploded"
     DIED = "died"
     DIVERGED = "diverged"
+    BREAKS_LAW = "breaks_law"
     DIFFERS = "differs"
 
 
@@ -261,6 +263,8 @@ class Diagnosis:
         setting_differences: Settings of two runs that differ and may change numbers, each as a text; () likewise.
         firing: Alerts of the run that still fire, each as a text (`straggler (rank 1, since step 131)`); () unless
             nothing was found in the whole run.
+        causes: What usually brings about what was found, the most frequent first; () unless a law is broken.
+        look_at: What to look at first; "" likewise.
         version: Version of this form.
     """
 
@@ -298,4 +302,6 @@ class Diagnosis:
     gradient_chain: tuple[GradientLink, ...] = ()
     setting_differences: tuple[str, ...] = ()
     firing: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    look_at: str = ""
     version: int = SCHEMA_VERSION

@@ -1,47 +1,159 @@
-"""Which alerts fired in a run whose values are finite: the gravest is its diagnosis, the others stand beside it."""
+"""Which alerts fired in a run: the gravest is the diagnosis of finite values, a broken law that of what came of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from trainermon.alerts.laws.law import Law
+from trainermon.alerts.laws.registry import LAWS, law_of
 from trainermon.alerts.log import AlertLog
-from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, Symptom
+from trainermon.analysis.diagnosis.origin import INPUT, OPTIMIZER
+from trainermon.analysis.diagnosis.rows.order import module_of
 from trainermon.analysis.diagnosis.wording import rank_list
-from trainermon.core.catalogue import STEP_TIME_SERIES, TOKENS_PER_SECOND_SERIES
-from trainermon.core.values import Alert, AlertCondition, AlertState, Kind, Severity
+from trainermon.core.catalogue import LEARNING_RATE_SERIES, STEP_TIME_SERIES, TOKENS_PER_SECOND_SERIES
+from trainermon.core.errors import RuleError
+from trainermon.core.values import Alert, AlertCondition, AlertState, Kind, SeriesKey, Severity
 
 _GRAVITY = {Severity.FATAL: 0, Severity.CRITICAL: 1, Severity.WARNING: 2, Severity.INFO: 3}
 # Of these a warning tells that the run is slow, or badly watched: not that it computes something wrong.
 _OF_SPEED = (AlertCondition.STRAGGLER, AlertCondition.REPORTED)
 _SPEEDS = (STEP_TIME_SERIES, TOKENS_PER_SECOND_SERIES)
+_MAX_OTHERS = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _RunAlerts:
+    """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end."""
+
+    fired: Sequence[Alert]
+    still: Sequence[Alert]
 
 
 def with_alerts(run_dir: Path, finite: Diagnosis, attempt: int) -> Diagnosis:
     """Return the diagnosis of the gravest alert of the attempt, whether it still fires or not; `finite` without one.
 
-    A warning that the run is slow is no diagnosis. Either way it has a text for each rule that still fires:
-    `straggler (rank 1, since step 131)`. Reads the alert logs of all nodes.
+    Of alerts that are as grave, a broken law comes first. A warning that the run is slow is no diagnosis. Either way it
+    has a text for each rule that still fires: `straggler (rank 1, since step 131)`. Reads the alert logs of all nodes.
     """
-    logs = [AlertLog(log) for log in sorted(run_dir.glob("nodes/*/alerts.jsonl"))]
-    still = [alert for log in logs for alert in log.open_alerts() if _has_fired(alert, attempt)]
-    finite = dataclasses.replace(finite, firing=_texts(still))
-    fired = [alert for log in logs for alert in log.read() if _has_fired(alert, attempt) and _has_weight(alert)]
-    if not fired:
-        return finite
-    gravest = min(fired, key=lambda alert: (_GRAVITY[alert.severity], alert.first_step, alert.rule, alert.rank))
-    same = [alert for alert in fired if (alert.rule, alert.first_step) == (gravest.rule, gravest.first_step)]
-    ranks = sorted({alert.rank for alert in same})
-    is_over = all(alert.rule != gravest.rule for alert in still)
-    return dataclasses.replace(
-        finite,
-        verdict=DiagnosisVerdict.ALERTED,
-        headline=f"The alert {gravest.rule} fired on {rank_list(ranks)} from step {gravest.first_step} on",
-        reason=f"{gravest.message}{' (no longer so at the end)' if is_over else ''}. {finite.headline}",
-        step=gravest.first_step,
-        rank=ranks[0] if len(ranks) == 1 else None,
+    alerts = _alerts_of(run_dir, attempt)
+    evidence = (*finite.evidence, *_of_the_start(run_dir))
+    finite = dataclasses.replace(finite, firing=_texts(alerts.still), evidence=evidence)
+    return _told(finite, min(alerts.fired, key=_order), alerts, finite.headline) if alerts.fired else finite
+
+
+def with_what_broke_first(run_dir: Path, found: Diagnosis, attempt: int) -> Diagnosis:
+    """Return the diagnosis of the law that was broken by the step of `found`, or of a setting in which ranks differed.
+
+    What `found` tells of is then what followed: a reduction that loses what it carried makes copies part, and a norm of
+    zero makes a ratio NaN. It is returned as it is where no such alert fired until then.
+    """
+    alerts = _alerts_of(run_dir, attempt)
+    earlier = [alert for alert in alerts.fired if _is_upstream(alert) and found.step is not None]
+    earlier = [alert for alert in earlier if alert.first_step <= (found.step or 0)]
+    if not earlier:
+        return found
+    start = Diagnosis(
+        verdict=found.verdict,
+        run_id=found.run_id,
+        headline="",
+        reason="",
+        attempt=attempt,
+        firing=_texts(alerts.still),
+        evidence=found.evidence,
+        collect=found.collect,
     )
+    told = _told(start, min(earlier, key=_order), alerts, "")
+    return dataclasses.replace(told, consequences=(found.headline, *told.consequences))
+
+
+def _of_the_start(run_dir: Path) -> tuple[str, ...]:
+    """Return what the monitor noted when it was attached, and which laws it could not judge."""
+    try:
+        about: Mapping[str, Any] = json.loads((run_dir / "run.json").read_bytes())
+        config, notes = about.get("config", {}), about.get("config_notes", [])
+        off = {law.name: [key for key in law.needs if not config[key]] for law in LAWS if config}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):  # of another version, or dumps alone
+        return ()
+    keys = sorted({key for needed in off.values() for key in needed})
+    unjudged = ", ".join(name for name, needed in off.items() if needed)
+    return (
+        *(f"noted at the start: {note}" for note in notes),
+        *(
+            [f"laws not judged, as {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} off: {unjudged}"]
+            if keys
+            else []
+        ),
+    )
+
+
+def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
+    logs = [AlertLog(log) for log in sorted(run_dir.glob("nodes/*/alerts.jsonl"))]
+    return _RunAlerts(
+        fired=[alert for log in logs for alert in log.read() if _has_fired(alert, attempt) and _has_weight(alert)],
+        still=[alert for log in logs for alert in log.open_alerts() if _has_fired(alert, attempt)],
+    )
+
+
+def _order(alert: Alert) -> tuple[object, ...]:
+    return _GRAVITY[alert.severity], not alert.law, alert.first_step, alert.rule, alert.rank
+
+
+def _told(found: Diagnosis, alert: Alert, alerts: _RunAlerts, otherwise: str) -> Diagnosis:
+    """Return `found` with what an alert says as its headline, and what else is known: `otherwise`."""
+    same = [one for one in alerts.fired if (one.rule, one.first_step) == (alert.rule, alert.first_step)]
+    ranks = sorted({one.rank for one in same})
+    is_over = all(one.rule != alert.rule for one in alerts.still)
+    message = f"{alert.message}{' (no longer so at the end)' if is_over else ''}"
+    others = [one for one in alerts.fired if one.rule != alert.rule and one.first_step >= alert.first_step]
+    told = dataclasses.replace(
+        found,
+        verdict=DiagnosisVerdict.ALERTED,
+        headline=f"The alert {alert.rule} fired on {rank_list(ranks)} from step {alert.first_step} on",
+        reason=". ".join(filter(None, (message, otherwise))),
+        step=alert.first_step,
+        rank=ranks[0] if len(ranks) == 1 else None,
+        consequences=tuple(f"alert {text}" for text in _texts(others)[:_MAX_OTHERS]),
+    )
+    law = _law_of(alert)
+    if law is not None:
+        return _with_law(told, law, [finding.series for one in same for finding in one.findings], ranks)
+    of_rates = any(finding.series.name == LEARNING_RATE_SERIES for finding in alert.findings)
+    return dataclasses.replace(told, module=OPTIMIZER, phase=FaultPhase.OPTIMIZER) if of_rates else told
+
+
+def _law_of(alert: Alert) -> Law | None:
+    try:
+        return law_of(alert.law) if alert.law else None
+    except (KeyError, RuleError):  # of a package that is not installed here
+        return None
+
+
+def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Sequence[int]) -> Diagnosis:
+    """Return what is said of a broken law: what does not hold, where in the step, and what usually breaks it."""
+    modules = tuple(dict.fromkeys(module_of(one) for one in series))
+    is_input = law.phase == "input"
+    sentence = f"{law.sentence[:1].lower()}{law.sentence[1:]}".rstrip(".")
+    return dataclasses.replace(
+        told,
+        symptom=Symptom.BREAKS_LAW,
+        headline=f"From step {told.step} on this does not hold on {rank_list(ranks)}: {sentence}",
+        module=INPUT if is_input else modules[0],
+        candidates=() if is_input else modules[1:],
+        phase=FaultPhase.FORWARD if is_input else FaultPhase(law.phase),
+        causes=law.causes,
+        look_at=law.look_at,
+    )
+
+
+def _is_upstream(alert: Alert) -> bool:
+    """Return whether an alert tells of what makes other values wrong, and is not made by them."""
+    names = [finding.series.name for finding in alert.findings if finding.series.kind is Kind.STEP]
+    return bool(alert.law) or (alert.condition is AlertCondition.DIFFERS and LEARNING_RATE_SERIES in names)
 
 
 def _has_fired(alert: Alert, attempt: int) -> bool:
@@ -56,9 +168,9 @@ def _has_weight(alert: Alert) -> bool:
     return alert.condition not in _OF_SPEED and not is_of_time and not alert.rule.startswith("accelerator-")
 
 
-def _texts(still: Iterable[Alert]) -> tuple[str, ...]:
+def _texts(alerts: Iterable[Alert]) -> tuple[str, ...]:
     rules: dict[str, list[Alert]] = {}
-    for alert in still:
+    for alert in alerts:
         rules.setdefault(alert.rule, []).append(alert)
     since = {rule: min(alert.first_step for alert in alerts) for rule, alerts in rules.items()}
     return tuple(

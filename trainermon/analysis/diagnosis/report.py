@@ -57,6 +57,9 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     lines += [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
+    causes = (f"{number}. {cause}" for number, cause in enumerate(diagnosis.causes, start=1))
+    lines += _block("usually", [line for cause in causes for line in _wrapped("", cause)])
+    lines += _wrapped("look at", diagnosis.look_at) if diagnosis.look_at else []
     if diagnosis.symptom is not Symptom.NONFINITE:  # there the facts above say the same
         lines += _block("levels", [line for level in diagnosis.levels for line in _level_lines(level)])
     lines += _block("gradients", chain_texts(diagnosis.gradient_chain))

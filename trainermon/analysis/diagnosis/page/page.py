@@ -95,6 +95,9 @@ def _head(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"<h1>{text(diagnosis.headline)}</h1>"
     yield f'<span class="badge{" calm" if calm else ""}">{_BADGES[diagnosis.verdict]}</span>'
     yield f"<p>{text(diagnosis.reason)}.</p>"
+    if diagnosis.causes:
+        yield f"<p><b>Usual causes</b>, the most frequent first; look at {text(diagnosis.look_at)}:</p>"
+        yield _list(diagnosis.causes)
     if diagnosis.firing:
         yield f"<p><b>Alerts:</b> {text(firing_text(diagnosis))}.</p>"
     tiles = "".join(

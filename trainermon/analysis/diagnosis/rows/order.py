@@ -131,7 +131,7 @@ def is_weight(row: RowSeries) -> bool:
     return row.kind == Kind.ACTV and row.slot in ("input.weight", "input.bias")
 
 
-def module_of(row: RowSeries) -> str:
+def module_of(row: SeriesName) -> str:
     """Return the module that a series belongs to, "" if it belongs to none."""
     if row.kind in OF_PARAMETERS:
         return row.name.rpartition(".")[0]

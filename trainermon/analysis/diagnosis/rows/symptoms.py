@@ -38,6 +38,7 @@ _BY_CONDITION: Mapping[AlertCondition, Symptom | None] = MappingProxyType(
         AlertCondition.NOT_DECREASING: None,
         AlertCondition.STRAGGLER: None,
         AlertCondition.REPORTED: None,
+        AlertCondition.LAW: None,
         AlertCondition.SPREAD: Symptom.DIVERGED,
         AlertCondition.DIFFERS: Symptom.DIVERGED,
         AlertCondition.DEAD: Symptom.DIED,
