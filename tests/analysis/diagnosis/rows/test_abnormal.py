@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.alerts.alerts_by_hand import alert as alert_by_hand
 from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
@@ -14,7 +15,7 @@ from trainermon.alerts.log import AlertLog
 from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, PlaceLevel, Symptom
 from trainermon.analysis.diagnosis.report import render_text
-from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.core.values import Alert, AlertCondition, AlertState, Finding, Kind, SeriesKey, Severity
 
 FIRST_BAD, NUM_STEPS = 110, 140
 CONFIG = {"param_distribution": True, "xy_distribution": True, "agent": {"start": False}}
@@ -139,6 +140,17 @@ def test_the_rank_whose_copy_of_a_weight_differs_is_named(tmp_path, bad_rank):
     assert (diagnosis.symptom, diagnosis.step, diagnosis.rank) == (Symptom.DIVERGED, 2, bad_rank)
     assert (diagnosis.module, diagnosis.phase) == ("fc", FaultPhase.PARAMETER)
     assert {level.level: level.answer for level in diagnosis.levels}[PlaceLevel.DOMAIN] == f"dp {bad_rank}"
+
+
+def test_what_is_usual_is_left_open_where_no_earlier_step_tells(tmp_path):
+    key = SeriesKey(Kind.PARAM_UPDATED, "fc.weight")
+    store(tmp_path, {0: {rank: {key: (4, 0.0, 1.0, 2.0, 3.0 + rank, 0, 0, 0)} for rank in range(2)}})
+    found = (Finding(series=key, value=2.0),)
+    place = {"attempt": 1, "rank": 1, "step": 0, "first_step": 0}
+    apart = alert_by_hand("a", **place, kind=key.kind, findings=found, condition=AlertCondition.DIFFERS)
+    AlertLog(tmp_path / "nodes/node/alerts.jsonl").append(apart)
+
+    assert [dict(one.usual) for one in diagnose(tmp_path).contrasts] == [{"rms": None}]
 
 
 def alert(rule, first_step, *, state=AlertState.FIRING, step=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -264,8 +265,13 @@ def _contrasts(moved: list[Moved], first: Moved | None) -> tuple[Contrast, ...]:
     if first is None or first.kind == Kind.CHECKSUM:  # a checksum is no size
         return ()
     others = [row for row in moved if row is not first and row.rank == first.rank]
-    others.sort(key=lambda row: row.value / row.usual if row.usual else 0.0, reverse=True)
+    others.sort(key=lambda row: row.value / row.usual if row.usual > 0 else 0.0, reverse=True)
     return tuple(
-        Contrast(rank=row.rank, place=series_name(row), value={"rms": row.value}, usual={"rms": row.usual})
+        Contrast(
+            rank=row.rank,
+            place=series_name(row),
+            value={"rms": row.value},
+            usual={"rms": None if math.isnan(row.usual) else row.usual},
+        )
         for row in [first, *others][:MAX_CONTRASTS]
     )

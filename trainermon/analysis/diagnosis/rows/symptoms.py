@@ -98,7 +98,7 @@ class Moved(NamedTuple):
         stage: The virtual pipeline stage.
         rank: The rank.
         value: Root mean square of the elements.
-        usual: The same on the steps before.
+        usual: The same on the steps before; NaN: there are none.
     """
 
     kind: str
@@ -303,7 +303,7 @@ def read_series(connection: duckdb.DuckDBPyConnection, attempt: int, episode: Ep
             WHERE attempt = $attempt AND step IN (SELECT step FROM chosen) AND kind IN ({kinds})
         )
         SELECT {names}, any_value(value) FILTER (step = $step) AS value,
-            coalesce(median(value) FILTER (step < $step), 0) AS usual, count(*) FILTER (step < $step) AS number
+            coalesce(median(value) FILTER (step < $step), 'NaN') AS usual, count(*) FILTER (step < $step) AS number
         FROM near GROUP BY ALL HAVING value IS NOT NULL
     """  # noqa: S608  # our own names
     found = connection.execute(query, {"attempt": attempt, "step": episode.first_step}).fetchall()
