@@ -34,7 +34,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
     Symptom,
 )
-from trainermon.analysis.diagnosis.firing import with_alerts, with_what_broke_first
+from trainermon.analysis.diagnosis.firing import with_alerts
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
@@ -78,9 +78,7 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
     if is_bad:
         return dataclasses.replace(abnormal, consequences=(later,))
-    if step is not None or evidence.attempt is None:
-        return abnormal
-    return with_what_broke_first(Path(run_dir), abnormal, evidence.attempt)
+    return abnormal if step is not None else with_alerts(Path(run_dir), abnormal)
 
 
 def _otherwise(run_dir: Path, diagnosis: Diagnosis, evidence: StepEvidence, step: int | None) -> Diagnosis:
@@ -88,10 +86,7 @@ def _otherwise(run_dir: Path, diagnosis: Diagnosis, evidence: StepEvidence, step
     if diagnosis.verdict is not DiagnosisVerdict.FINITE or evidence.attempt is None:
         return diagnosis
     diagnosis = with_recorded(run_dir, diagnosis, evidence, step)
-    if step is not None:
-        return diagnosis
-    told = with_alerts if diagnosis.verdict is DiagnosisVerdict.FINITE else with_what_broke_first
-    return told(run_dir, diagnosis, evidence.attempt)
+    return diagnosis if step is not None else with_alerts(run_dir, diagnosis)
 
 
 def _may_follow(diagnosis: Diagnosis) -> bool:

@@ -34,25 +34,27 @@ class _RunAlerts:
     still: Sequence[Alert]
 
 
-def with_alerts(run_dir: Path, finite: Diagnosis, attempt: int) -> Diagnosis:
-    """Return the diagnosis of the gravest alert of the attempt, whether it still fires or not; `finite` without one.
+def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
+    """Return what the alerts of the attempt make of a diagnosis of finite values. Reads the alert logs of all nodes.
 
-    Of alerts that are as grave, a broken law comes first. A warning that the run is slow is no diagnosis. Either way it
-    has a text for each rule that still fires: `straggler (rank 1, since step 131)`. Reads the alert logs of all nodes.
+    Where nothing was wrong, the gravest alert is the diagnosis, whether it still fires or not; of those that are as
+    grave, a broken law. A warning that the run is slow is none. A text says which rules still fire: `straggler (rank 1,
+    since step 131)`. What did go wrong followed from the law that was broken until then, or from rates in which ranks
+    differed: a reduction that loses what it carried makes copies part, and a norm of zero makes a ratio NaN.
     """
-    alerts = _alerts_of(run_dir, attempt)
+    if found.attempt is None:
+        return found
+    alerts = _alerts_of(run_dir, found.attempt)
+    return (_gravest if found.verdict is DiagnosisVerdict.FINITE else _broken_first)(run_dir, found, alerts)
+
+
+def _gravest(run_dir: Path, finite: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
     evidence = (*finite.evidence, *_of_the_start(run_dir))
     finite = dataclasses.replace(finite, firing=_texts(alerts.still), evidence=evidence)
     return _told(finite, min(alerts.fired, key=_order), alerts, finite.headline) if alerts.fired else finite
 
 
-def with_what_broke_first(run_dir: Path, found: Diagnosis, attempt: int) -> Diagnosis:
-    """Return the diagnosis of the law that was broken by the step of `found`, or of a setting in which ranks differed.
-
-    What `found` tells of is then what followed: a reduction that loses what it carried makes copies part, and a norm of
-    zero makes a ratio NaN. It is returned as it is where no such alert fired until then.
-    """
-    alerts = _alerts_of(run_dir, attempt)
+def _broken_first(run_dir: Path, found: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
     earlier = [alert for alert in alerts.fired if _is_upstream(alert) and found.step is not None]
     earlier = [alert for alert in earlier if alert.first_step <= (found.step or 0)]
     if not earlier:
@@ -62,9 +64,9 @@ def with_what_broke_first(run_dir: Path, found: Diagnosis, attempt: int) -> Diag
         run_id=found.run_id,
         headline="",
         reason="",
-        attempt=attempt,
+        attempt=found.attempt,
         firing=_texts(alerts.still),
-        evidence=found.evidence,
+        evidence=(*found.evidence, *_of_the_start(run_dir)),
         collect=found.collect,
     )
     told = _told(start, min(earlier, key=_order), alerts, "")
