@@ -79,6 +79,7 @@ LAWS: tuple[Law, ...] = (
         name="equal-gradients",
         sentence="Ranks that hold copies of a parameter have the same reduced gradient of it.",
         rows=(Kind.GRAD_REDUCED,),
+        phase="reduction",
         relation=EqualCopies,
         tolerance=(
             "1e-4 of the norm for the order of sums, two units in the last place of the type over the root of the "
