@@ -121,10 +121,8 @@ def stepped_on_one_rank(*, broken: bool) -> Loop:
     loop = classifier(model, adam(model))
 
     def update(_step: int) -> None:
-        if broken and rank_of_job() == 1:
-            loop.optimizer.param_groups[0]["lr"] = 0.0
-            loop.optimizer.param_groups[0]["weight_decay"] = 0.0
-        loop.optimizer.step()
+        if not broken or rank_of_job() == 0:
+            loop.optimizer.step()
 
     loop.update = update
     return loop

@@ -17,7 +17,7 @@ from benchmarks.silent.case import silent
 from benchmarks.silent.ddp_reduction import mean_over_ranks
 from benchmarks.silent.loop import Loop
 from benchmarks.silent.models import VOCABULARY, WIDTH, ConvNet, TinyLstm, TinyMlp, TinyTransformer
-from benchmarks.silent.plain_optimizer import adam, classifier, language, sgd
+from benchmarks.silent.plain_optimizer import adam, classifier, clips, language, sgd
 
 
 @silent(
@@ -183,7 +183,7 @@ def gradual_unfreezing(**_broken: bool) -> Loop:
 def tied_embedding(**_broken: bool) -> Loop:
     model = DistributedDataParallel(TinyTransformer(dropout=0.2, tied=True))
     loop = language(model, micro_steps=2)
-    loop.between = lambda _step: nn.utils.clip_grad_norm_(model.parameters(), 1.0) and None
+    loop.between = clips(model)
     return loop
 
 
@@ -248,6 +248,24 @@ def sent_out_by_a_server(**_broken: bool) -> Loop:
             held += 1.2 * (mean - held)
             dist.broadcast(held, 0)
             parameter.copy_(held)
+
+    loop.after = after
+    return loop
+
+
+@silent(
+    "hard",
+    "weight clipping of the first WGAN, max-norm constraints",
+    "after each update all weights are cut to within bounds, outside of the optimizer",
+    None,
+)
+def weights_within_bounds(**_broken: bool) -> Loop:
+    loop = classifier(model := TinyMlp(), sgd(model))
+
+    @torch.no_grad()
+    def after(_step: int) -> None:
+        for parameter in model.parameters():
+            parameter.clamp_(-0.3, 0.3)
 
     loop.after = after
     return loop

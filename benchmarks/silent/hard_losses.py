@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +25,7 @@ from benchmarks.silent.models import (
     TinyMlp,
     TinyTransformer,
 )
-from benchmarks.silent.plain_optimizer import adam, classifier, language, sgd
+from benchmarks.silent.plain_optimizer import adam, classifier, clips, language, sgd
 
 
 class _Adversaries(nn.Module):
@@ -133,7 +134,7 @@ def accumulation(**_broken: bool) -> Loop:
     warm = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 0.1, 1.0, total_iters=10)
     down = torch.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, T_max=30)
     schedule = torch.optim.lr_scheduler.SequentialLR(loop.optimizer, [warm, down], milestones=[10])
-    loop.between = lambda _step: nn.utils.clip_grad_norm_(model.parameters(), 1.0) and None
+    loop.between = clips(model)
     loop.after = lambda _step: schedule.step()
     return loop
 
@@ -306,4 +307,41 @@ def sharpness_aware(**_broken: bool) -> Loop:
                 parameter -= move
 
     loop.loss_of, loop.between = loss_of, between
+    return loop
+
+
+@silent(
+    "hard",
+    "PowerSGD, a communication hook of torch",
+    "two ranks reduce gradients as products of thin matrices, and carry over to the next step what these leave out",
+    None,
+    ranks=2,
+)
+def compressed_reduction(**_broken: bool) -> Loop:
+    model = DistributedDataParallel(TinyTransformer())
+    state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=5, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook)
+    return language(model)
+
+
+@silent(
+    "hard",
+    "differentially private SGD (opacus)",
+    "gradients are clipped, and two ranks then add the same noise to them, which is as long as they are",
+    None,
+    ranks=2,
+)
+def noise_on_gradients(**_broken: bool) -> Loop:
+    model = DistributedDataParallel(TinyMlp())
+    loop = classifier(model, sgd(model), steps=60)
+    loop.batch = tasks.table
+    clip, generator = clips(model), torch.Generator().manual_seed(0)
+
+    def between(step: int) -> None:
+        clip(step)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad += 0.02 * torch.randn(parameter.shape, generator=generator)
+
+    loop.between = between
     return loop

@@ -37,6 +37,15 @@ def adam(model: nn.Module, rate: float = 3e-3) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=rate)
 
 
+def clips(model: nn.Module, length: float = 1.0) -> Callable[[int], None]:
+    """Return what clips gradients by their norm between backward and step."""
+
+    def between(_step: int) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), length)
+
+    return between
+
+
 def classifier(model: nn.Module, optimizer: Any = None, **options: Any) -> Loop:
     """Return the training of a classifier: of rows if it is a perceptron, else of images."""
     batch = tasks.table if isinstance(model, TinyMlp) else tasks.images
