@@ -8,8 +8,10 @@ import math
 
 import numpy as np
 
-from trainermon.core.journal import Cursor, Header
-from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
+from tests.journal_rows import only_spool
+from trainermon.agent.follower import JournalFollower
+from trainermon.core.journal import BlockRecord, Cursor, Header
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
 from trainermon.exporters.store.segments import JournalPosition
@@ -21,8 +23,8 @@ ONE_INF = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 1)
 MASK = (4, 0.0, 0.0, 0.0, 0.0, 2, 0, 2)
 
 
-def store(run_dir, steps, *, attempt=1, modules=()):
-    """Commit `steps`: {step: {rank: {SeriesKey: moments}}}, and tell the modules in definition order."""
+def store(run_dir, steps, *, attempt=1, modules=(), dtype=""):
+    """Commit `steps`: {step: {rank: {SeriesKey: moments}}}, tell modules in definition order and the type of all."""
     writer = SegmentWriter(run_dir / "nodes/node/segments")
     for step, ranks in steps.items():
         for rank, rows in ranks.items():
@@ -35,7 +37,7 @@ def store(run_dir, steps, *, attempt=1, modules=()):
                 pid=1,
                 started_s=0.0,
                 series=keys,
-                placements=(None,) * len(keys),
+                placements=tuple(Placement(dtype=dtype, shape=(int(rows[key][0]),)) if dtype else None for key in keys),
             )
             values = np.ascontiguousarray(np.array(list(rows.values()), np.float64).T)
             block = StatBlock(
@@ -46,6 +48,18 @@ def store(run_dir, steps, *, attempt=1, modules=()):
     if modules:
         (run_dir / "ranks").mkdir(exist_ok=True)
         (run_dir / "ranks/rank00000.json").write_text(json.dumps({"modules": list(modules)}))
+
+
+def store_journals(run_dir):
+    """Commit what the ranks of a run wrote into its own spool, types of tensors too."""
+    follower = JournalFollower(only_spool(run_dir / "spool"))
+    writer = SegmentWriter(run_dir / "nodes/node/segments")
+    while news := follower.poll():
+        for header, found in news:
+            if isinstance(found, BlockRecord):
+                writer.add(header, header.series, found.block)
+    writer.commit(follower.positions)
+    follower.close()
 
 
 def grad(name, kind=Kind.GRAD_REDUCED):

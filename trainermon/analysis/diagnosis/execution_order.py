@@ -27,7 +27,7 @@ def in_execution_order(modules: Sequence[str], flows: Iterable[Flow]) -> tuple[s
     `flows` say which module's output another was given. Modules stay behind those that hold them. Where flows say
     nothing or contradict one another, the given order stands. The module without a name is the whole, and comes first.
     """
-    known = dict.fromkeys(name for module in modules for name in _with_outer(module) if name)
+    known = dict.fromkeys(name for module in modules for name in with_outer(module) if name)
     children: dict[str, list[str]] = defaultdict(list)
     for name in known:
         children[name.rpartition(".")[0]].append(name)
@@ -46,14 +46,15 @@ def in_execution_order(modules: Sequence[str], flows: Iterable[Flow]) -> tuple[s
     return tuple(name for name in found if name in listed)
 
 
-def _with_outer(module: str) -> list[str]:
+def with_outer(module: str) -> list[str]:
+    """Return the names of all modules that hold a module, the outermost first, and its own."""
     parts = module.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
 def _beside(producer: str, consumer: str) -> tuple[str, str] | None:
     """Return the two modules of one parent that hold producer and consumer; None if one holds the other."""
-    pairs = zip(_with_outer(producer), _with_outer(consumer), strict=False)
+    pairs = zip(with_outer(producer), with_outer(consumer), strict=False)
     return next(((one, other) for one, other in pairs if one != other), None)
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from trainermon.analysis.diagnosis.against.dump_differences import DumpDifference, compare_dumps
 from trainermon.analysis.diagnosis.against.dumps import below, from_dumps
 from trainermon.analysis.diagnosis.against.gradient_chain import gradient_chain
-from trainermon.analysis.diagnosis.against.row_differences import REFERENCE, RowDifference, find_row_difference
+from trainermon.analysis.diagnosis.against.row_differences import RowDifference, find_row_difference
+from trainermon.analysis.diagnosis.against.row_pairs import REFERENCE
 from trainermon.analysis.diagnosis.against.rows import from_rows
 from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
 from trainermon.analysis.diagnosis.against.settings import setting_differences
@@ -87,7 +88,7 @@ def _compare_rows(ours: RunSide, theirs: RunSide, step: int | None) -> RowDiffer
         if connection is None:
             return None
         add_run(connection, theirs.path, REFERENCE)
-        found = find_row_difference(connection, step)
+        found = find_row_difference(connection, ours, theirs, step)
     return found if found.num_steps else None
 
 

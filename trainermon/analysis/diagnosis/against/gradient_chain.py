@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainermon.analysis.diagnosis.against.row_differences import NOISE_GROWTH, NOISE_LIMIT, NOISE_STEPS, REFERENCE
+from trainermon.analysis.diagnosis.against.row_pairs import NOISE_GROWTH, NOISE_LIMIT, NOISE_STEPS, REFERENCE
 from trainermon.analysis.diagnosis.evidence import open_store
 from trainermon.core.values import Kind
 from trainermon.exporters.store.tables import add_run

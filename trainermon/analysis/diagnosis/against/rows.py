@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from trainermon.analysis.compare.items import DumpRow
-from trainermon.analysis.diagnosis.against.row_differences import RowDifference, RowPair
-from trainermon.analysis.diagnosis.against.sides import RunSide
+from trainermon.analysis.diagnosis.against.row_differences import RowDifference
+from trainermon.analysis.diagnosis.against.row_pairs import RowPair
+from trainermon.analysis.diagnosis.against.scaling import describe as describe_scaling
+from trainermon.analysis.diagnosis.against.sides import RunSide, step_order
 from trainermon.analysis.diagnosis.domains import describe_domain
-from trainermon.analysis.diagnosis.execution_order import in_execution_order
 from trainermon.analysis.diagnosis.findings import (
     BadTensor,
     Contrast,
@@ -23,9 +25,8 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
     Symptom,
 )
-from trainermon.analysis.diagnosis.origin import MODEL
+from trainermon.analysis.diagnosis.origin import LOSS, MODEL
 from trainermon.analysis.diagnosis.rows.location import RowLocation, locate
-from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.analysis.diagnosis.wording import counted, rank_list
 from trainermon.core.values import Kind
 
@@ -46,14 +47,10 @@ PHRASES: Mapping[FaultPhase, str] = {
 
 def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
     """Return the diagnosis made from stored rows, of which at least one step must differ from the reference's."""
-    order = StepOrder(
-        in_execution_order(ours.modules, rows.flows),
-        ours.places,
-        is_single=len(ours.places) == 1,
-        has_unreduced=Kind.GRAD_UNREDUCED in rows.kinds,
-    )
+    order = step_order(ours, rows.flows, has_unreduced=Kind.GRAD_UNREDUCED in rows.kinds)
     location = _without_forward(rows) or locate(rows.pairs, order, rows.called, [_size(pair) for pair in rows.pairs])
     assert location is not None
+    location = _of_the_loss(rows, location) or location
     pair = rows.pairs[location.place]
     module = location.module
     rank = location.ranks[0] if len(location.ranks) == 1 else None
@@ -63,18 +60,41 @@ def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
         symptom=Symptom.DIFFERS,
         run_id=ours.run_id,
         headline=f"The run first differs from the reference{where} on {rank_list(location.ranks)} in step {rows.step}",
-        reason=". ".join(filter(None, [_reason(rows, location, pair), _lost(rows)])),
+        reason=". ".join(filter(None, [_reason(rows, location, pair), _scaled(rows, location), _lost(rows)])),
         step=rows.step,
         rank=rank,
         module=module,
         micro_step=pair.micro_step,
         phase=location.phase,
         candidates=location.candidates or _sharing(rows.pairs, pair),
-        tensor=tensor_of(pair.place, pair.ours),
+        tensor=dataclasses.replace(tensor_of(pair.place, pair.ours), shape=()),
         ranks=row_ranks(rows, location),
         levels=row_levels(ours, rows, location),
         contrasts=row_contrasts(rows, location),
     )
+
+
+def _of_the_loss(rows: RowDifference, location: RowLocation) -> RowLocation | None:
+    """Return the loss as the location if the backward began with all gradients off by one factor; else None.
+
+    No module's own backward does that.
+    """
+    if location.phase is not FaultPhase.BACKWARD or rows.scaling is None:
+        return None
+    return dataclasses.replace(location, module=LOSS, candidates=())
+
+
+def _scaled(rows: RowDifference, location: RowLocation) -> str:
+    """Return by which factor all gradients are off, and who may have made it so; "" if they are not off by one."""
+    if rows.scaling is None or location.phase in (FaultPhase.PARAMETER, FaultPhase.OPTIMIZER):
+        return ""
+    who = {
+        FaultPhase.FORWARD: "",
+        FaultPhase.BACKWARD: ", and no forward differs: the loss was scaled otherwise",
+        FaultPhase.REDUCTION: ": they were summed, averaged or divided otherwise",
+        FaultPhase.UNKNOWN: ": the loss was scaled, or they were summed or averaged, otherwise",
+    }
+    return f"{describe_scaling(rows.scaling)}{who.get(location.phase, '')}"
 
 
 def _sharing(pairs: Sequence[RowPair], first: RowPair) -> tuple[str, ...]:
@@ -133,13 +153,21 @@ def _reason(rows: RowDifference, location: RowLocation, pair: RowPair) -> str:
         )
     if pair.only_in:
         return f"{pair.place} is only in {pair.only_in}: {PHRASES[location.phase]}{_why_missing(pair)}"
-    what = f"{pair.place} is the first series that differs: {PHRASES[location.phase]}"
+    what = f"{pair.place} is the first series that differs{_by_how_much(rows, pair)}: {PHRASES[location.phase]}"
     if location.phase is FaultPhase.PARAMETER and rows.kept and rows.is_exact and rows.step is not None:
         copy = "; the optimizer holds something else, which agrees" if _is_of_model_alone(rows, pair) else ""
         return f"{what}; right after step {rows.step - 1} it agreed: it was written to between the steps{copy}"
     if location.is_given:
         return f"{what}; it was given so, and no stored module has made it"
     return what
+
+
+def _by_how_much(rows: RowDifference, pair: RowPair) -> str:
+    """Return how far a series is apart on the first common step, and what rounding explains; "" on a later one."""
+    if rows.num_before or pair.relative is None or not math.isfinite(pair.relative):
+        return ""
+    beside = f", where rounding explains {rows.explained:.2g}" if rows.explained else ""
+    return f", by {pair.relative:.2g}{beside}"
 
 
 def _is_of_model_alone(rows: RowDifference, pair: RowPair) -> bool:

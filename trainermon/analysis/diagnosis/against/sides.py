@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places, pair_places
+from trainermon.analysis.compare.noise import ROUNDOFF
 from trainermon.analysis.diagnosis.domains import read_places
 from trainermon.analysis.diagnosis.evidence import modules_of, run_id_of
+from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order
+from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.core.errors import DumpError
 
 
@@ -24,6 +28,8 @@ class RunSide:
         dumps: Those of the last attempt of each step and rank.
         places: The ranks' positions on the axes (`tp`, `pp` …), by rank.
         modules: The modules' names in definition order, if the run tells.
+        product_unit: The unit roundoff of products of float32 tensors, as the run was told to take them.
+        accelerator: The type of device that it trains on: `cuda`, `npu` …; "": none, or not told.
     """
 
     path: Path
@@ -32,6 +38,8 @@ class RunSide:
     dumps: tuple[DumpLocation, ...]
     places: Mapping[int, Mapping[str, int]]
     modules: tuple[str, ...]
+    product_unit: float = ROUNDOFF["float32"]
+    accelerator: str = ""
 
 
 def open_side(path: Path) -> RunSide:
@@ -53,7 +61,35 @@ def open_side(path: Path) -> RunSide:
         dumps=dumps,
         places=read_places(path),
         modules=modules_of(path),
+        product_unit=_product_unit(path),
+        accelerator=_accelerator(path),
     )
+
+
+_PRECISIONS = {"high": ROUNDOFF["tf32"], "medium": ROUNDOFF["bfloat16"]}  # of torch.set_float32_matmul_precision
+_FIRST_RANK = "ranks/rank00000.json"
+
+
+def _product_unit(run_dir: Path) -> float:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        told = json.loads((run_dir / _FIRST_RANK).read_bytes())["environment"]["torch"]
+        return _PRECISIONS.get(told.get("float32_matmul_precision"), ROUNDOFF["float32"])
+    return ROUNDOFF["float32"]
+
+
+def _accelerator(run_dir: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads((run_dir / _FIRST_RANK).read_bytes())["accelerator"]["type"])
+    return ""
+
+
+def common_product_unit(ours: RunSide, theirs: RunSide) -> float:
+    """Return the unit roundoff of products of float32 tensors, the coarser of two runs.
+
+    Another type of device may take them in TF32 or HF32.
+    """
+    other = ROUNDOFF["tf32"] if ours.accelerator != theirs.accelerator or ours.accelerator == "npu" else 0.0
+    return max(ours.product_unit, theirs.product_unit, other)
 
 
 def pair_dumps(ours: RunSide, theirs: RunSide, step: int | None) -> dict[int | None, list[PlacePair]]:
@@ -73,3 +109,12 @@ def pair_dumps(ours: RunSide, theirs: RunSide, step: int | None) -> dict[int | N
         for pair in pair_places(targets, goldens) if targets and goldens else ():
             found.setdefault(pair.target.step, []).append(pair)
     return dict(sorted(found.items(), key=lambda one: one[0] if one[0] is not None else -1))
+
+
+def step_order(side: RunSide, flows: Iterable[Flow], *, has_unreduced: bool) -> StepOrder:
+    """Return in which order a step of the run comes to its series.
+
+    `flows` say what flowed between modules, `has_unreduced` whether gradients before the reduction are stored.
+    """
+    modules = in_execution_order(side.modules, flows)
+    return StepOrder(modules, side.places, is_single=len(side.places) == 1, has_unreduced=has_unreduced)

@@ -40,6 +40,7 @@ def locate(
 
     A module's output is passed over if its input is bad as well, on whichever rank, since ranks that share a call pass
     on what it makes; a gradient that a module gives back if the one it was given is; and a loss if an activation is.
+    What the last module is given in the backward is made by the loss.
     Modules need not be called in the order in which they are defined: what a module was given is first only if none
     beside it has made anything bad. Of ranks on which the first series is bad those count on which another of the same
     module is, if they are fewer, and of those the ones that sent it to the others. `called` are the modules of which
@@ -62,7 +63,7 @@ def locate(
     if _arrives(row) and row.kind == Kind.ACTV:
         module, candidates = _maker(row, spoiled, called, is_first=keys[first][4] == 0)
     elif _arrives(row):
-        module = _around(row, spoiled, called) or module
+        module = _around(row, spoiled, called) or (LOSS if order.is_last(row, called) else module)
     return RowLocation(
         place=first,
         phase=phase,

@@ -82,6 +82,12 @@ class StepOrder:
         """Return which of `modules` is called first."""
         return min(modules, key=lambda name: self._begins.get(name, _LAST))
 
+    def is_last(self, row: RowSeries, called: Iterable[str]) -> bool:
+        """Return whether the row's module, or one inside of it, is the last of those `called` before the loss."""
+        last = max(called, key=lambda name: self._begins.get(name, -1), default="")
+        is_last_stage = self._places.get(row.rank, {}).get("pp", 0) == self._num_stages - 1
+        return is_last_stage and f"{last}.".startswith(f"{module_of(row)}.")
+
     def key(self, row: RowSeries, sharing: str = "", *, is_likely: bool = False) -> tuple[float, ...]:
         """Return a tuple by which series sort as they come about in a step: phase, micro step, stage, module.
 
@@ -100,7 +106,9 @@ class StepOrder:
             # what has no micro step was added up over all of them
             whole = row.micro_step is None and row.kind in (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED)
             begin = -self._begins.get(module, -1)
-            return (group, _LAST if whole else row.micro_step or 0, 1, -pipeline, begin, not is_likely, depth, row.rank)
+            is_input = not row.slot.startswith("output")
+            micro_step = _LAST if whole else row.micro_step or 0
+            return (group, micro_step, 1, -pipeline, begin, not is_likely, depth, is_input, row.rank)
         return (group, 0, 0, 0, self._begins.get(module, _LAST), depth, 0, row.rank)
 
 
