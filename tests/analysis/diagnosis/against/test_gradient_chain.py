@@ -7,8 +7,9 @@ import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from trainermon import cli
+from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.against.gradient_chain import chain_texts, gradient_chain
-from trainermon.core.values import Kind
+from trainermon.core.values import Kind, SeriesKey
 
 LINKS = [
     "gradient before the reduction",
@@ -103,13 +104,26 @@ def test_runs_that_never_agree_to_the_bit_are_held_against_their_noise(tmp_path)
     )
 
     assert found["gradient after the reduction"].step == 4
-    assert found["weights"].state == "agrees"
+    assert (found["weights"].state, found["weights"].relative) == ("agrees", pytest.approx(1e-5, rel=0.01))
+    assert chain_texts(list(found.values()))[-1].endswith("agrees but for noise of up to 1e-05")
 
 
 def test_what_differs_from_the_start_by_more_than_noise_is_told_so(tmp_path):
     found = chain(tmp_path, kinds=(Kind.PARAM_UPDATED,), change=lambda *_: scaled(2.0))
 
     assert (found["weights"].step, found["weights"].relative) == (0, pytest.approx(0.5))
+
+
+def test_no_difference_of_the_step_that_is_told_passes_for_noise(tmp_path):
+    for name, factor in (("run", 1.01), ("reference", 1.0)):
+        rows = {grad("a.weight", kind): scaled(factor) for kind in (Kind.GRAD_REDUCED, Kind.PARAM_UPDATED)}
+        store(tmp_path / name, {0: {0: rows | {SeriesKey(Kind.ACTV, "a", "output.0"): FINITE}}}, dtype="float32")
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert diagnosis.step == 0
+    states = {link.link: (link.state, link.step) for link in diagnosis.gradient_chain}
+    assert states["gradient after the reduction"] == states["weights"] == states["gradient norm"] == ("differs", 0)
 
 
 def test_the_way_stands_in_text_json_and_on_the_page(tmp_path, capsys):

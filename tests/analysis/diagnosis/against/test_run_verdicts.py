@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.analysis.stored_run import FINITE, grad, store
 from trainermon import cli
@@ -67,6 +69,28 @@ def test_the_gradient_norm_is_judged_by_its_worst_step(tmp_path, ours, largest, 
     assert (verdict.quantity, verdict.limit) == ("grad_norm", 1.0)
     assert verdict.value == pytest.approx(largest)
     assert (verdict.differs, verdict.step) == (differs, step)
+
+
+@given(
+    noise=st.lists(st.floats(0.95, 1.05), min_size=1, max_size=9),
+    factor=st.floats(0.05, 0.79) | st.floats(1.27, 20.0),
+    spike=st.floats(0.5, 1.9),
+)
+@settings(max_examples=10)
+def test_a_norm_of_a_constant_ratio_differs_whatever_each_step_is_apart(tmp_path_factory, noise, factor, spike):
+    theirs = [spike, *noise, spike, *noise]
+    verdict = judged(tmp_path_factory.mktemp("runs"), [factor * value for value in theirs], theirs, key=NORM)
+
+    assert (verdict.differs, verdict.step) == (True, 0)
+    if factor < 1.99:
+        assert verdict.value == pytest.approx(factor)
+        assert f"median ratio {factor:.3g} over {len(theirs)} steps, beyond 1.25 either way" in describe(verdict)
+
+
+def test_what_is_within_the_limit_is_close_and_not_said_to_agree(tmp_path):
+    verdict = judged(tmp_path, [1.03, 0.98, 1.0], [1.0, 1.0, 1.0], key=NORM)
+
+    assert describe(verdict) == "close: largest relative difference 0.03 over 3 steps, within 1, most on step 0"
 
 
 def test_a_loss_that_is_finite_on_one_side_only_differs_whatever_the_mean_is(tmp_path):

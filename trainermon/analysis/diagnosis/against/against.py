@@ -14,7 +14,7 @@ from trainermon.analysis.diagnosis.against.dump_differences import DumpDifferenc
 from trainermon.analysis.diagnosis.against.dumps import below, from_dumps
 from trainermon.analysis.diagnosis.against.gradient_chain import gradient_chain
 from trainermon.analysis.diagnosis.against.row_differences import RowDifference, find_row_difference
-from trainermon.analysis.diagnosis.against.row_pairs import REFERENCE
+from trainermon.analysis.diagnosis.against.row_pairs import NOISE_GROWTH, NOISE_LIMIT, REFERENCE
 from trainermon.analysis.diagnosis.against.rows import from_rows
 from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
 from trainermon.analysis.diagnosis.against.settings import setting_differences
@@ -50,7 +50,7 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
     if ours.is_run and theirs.is_run:
         diagnosis = dataclasses.replace(
             with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
-            gradient_chain=gradient_chain(ours.path, theirs.path),
+            gradient_chain=gradient_chain(ours.path, theirs.path, _first_limit(rows)),
             setting_differences=setting_differences(ours.path, theirs.path, diagnosis.step),
         )
     return dataclasses.replace(
@@ -90,6 +90,13 @@ def _compare_rows(ours: RunSide, theirs: RunSide, step: int | None) -> RowDiffer
         add_run(connection, theirs.path, REFERENCE)
         found = find_row_difference(connection, ours, theirs, step)
     return found if found.num_steps else None
+
+
+def _first_limit(rows: RowDifference | None) -> float:
+    """Return what passes for noise on the first common step: nothing if the rows differ there and were exact before."""
+    if rows is None or rows.step is None or rows.num_before:
+        return NOISE_LIMIT
+    return min(NOISE_LIMIT, NOISE_GROWTH * rows.noise)
 
 
 def _first_dump_difference(

@@ -41,7 +41,8 @@ class GradientLink:
     `link` is the station: before the reduction, after it, norm, moments, weights. `state` is `differs`, `agrees` (but
     for noise) or `not stored` on both sides. `num_steps` is how many steps were compared. `step` is the first on which
     it differs, `relative` how far the farthest series of that step is apart, relative to its size (NaN: finite on one
-    side only), `rank` and `series` which that is; None and "" where nothing differs. The norm of all ranks has no rank.
+    side only), `rank` and `series` which that is; None and "" where nothing differs, but for `relative`, which is the
+    noise there, None without any. The norm of all ranks has no rank.
     """
 
     link: str
@@ -63,16 +64,17 @@ class _ChainPoint(NamedTuple):
     series: str
 
 
-def gradient_chain(run_dir: Path, reference: Path) -> tuple[GradientLink, ...]:
+def gradient_chain(run_dir: Path, reference: Path, first_limit: float = NOISE_LIMIT) -> tuple[GradientLink, ...]:
     """Return the stations of the gradients' way, in order, each with the first step on which two runs differ there.
 
-    `run_dir` and `reference` are directories of runs; () if one has no store.
+    `run_dir` and `reference` are directories of runs; () if one has no store. `first_limit` is what passes for noise on
+    the first common step.
     """
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
             return ()
         add_run(ours, reference, REFERENCE)
-        return tuple(_link(name, list(_series(name, kinds, ours, theirs))) for name, kinds in _LINKS)
+        return tuple(_link(name, list(_series(name, kinds, ours, theirs)), first_limit) for name, kinds in _LINKS)
 
 
 def _series(
@@ -84,13 +86,14 @@ def _series(
         yield [_ChainPoint(*row) for row in ours.execute(_ROWS, {"kind": str(kind)}).fetchall()]
 
 
-def _link(name: str, series: Sequence[list[_ChainPoint]]) -> GradientLink:
+def _link(name: str, series: Sequence[list[_ChainPoint]], first_limit: float) -> GradientLink:
     steps = {point.step for points in series for point in points}
     if not steps:
         return GradientLink(link=name, state=NOT_STORED)
-    found = [point for points in series if (point := _first_beyond(points)) is not None]
+    found = [point for points in series if (point := _first_beyond(points, first_limit)) is not None]
     if not found:
-        return GradientLink(link=name, state=AGREES, num_steps=len(steps))
+        noise = max((point.relative for points in series for point in points), default=0.0)
+        return GradientLink(link=name, state=AGREES, num_steps=len(steps), relative=noise or None)
     first = min(found, key=lambda point: (point.step, -point.relative))
     return GradientLink(
         link=name,
@@ -103,12 +106,12 @@ def _link(name: str, series: Sequence[list[_ChainPoint]]) -> GradientLink:
     )
 
 
-def _first_beyond(points: Sequence[_ChainPoint]) -> _ChainPoint | None:
+def _first_beyond(points: Sequence[_ChainPoint], first_limit: float) -> _ChainPoint | None:
     """Return the first point that differs by a bit after one that did not, else by more than the noise before it."""
     first = next((place for place, point in enumerate(points) if point.differs), None)
     if first is None:
         return None
-    if first > 0 or points[0].relative > NOISE_LIMIT:
+    if first > 0 or points[0].relative > first_limit:
         return points[first]
     noise = points[0].relative
     for place, point in enumerate(points[1:], start=1):
@@ -177,7 +180,7 @@ def chain_texts(chain: Sequence[GradientLink]) -> list[str]:
 
 def _words(link: GradientLink) -> str:
     if link.state != DIFFERS:
-        return link.state
+        return f"{link.state} but for noise of up to {link.relative:.2g}" if link.relative else link.state
     assert link.relative is not None
     size = "finite on one side only" if math.isnan(link.relative) else f"apart by {link.relative:.2g}"
     where = "" if link.rank is None else f", rank {link.rank}"

@@ -1,13 +1,16 @@
 """Whether a whole run is apart from its reference: by its losses and by the norms of its gradients, step by step.
 
 Two rules of thumb, known from msprobe's users: the mean relative error of the loss is to be at most 1 %, and the
-gradient norm of no step is to be apart by more than its own size. They say that two runs part, not where.
+gradient norm of no step is to be apart by more than its own size. A norm that is half or twice the reference's on most
+steps is within that, and no noise: its median ratio is to be at most 1.25, or its inverse. They say that two runs part,
+not where.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
 
 LOSS_LIMIT = 0.01
 GRAD_NORM_LIMIT = 1.0
+RATIO_LIMIT = 1.25
 LOSS, GRAD_NORM = "loss", "grad_norm"
+_RATIO = "median ratio"
 
 _SERIES = """
     SELECT step, loss, grad_norm, global_grad_norm
@@ -35,11 +40,11 @@ _Values = Mapping[int, float]
 class RunVerdict:
     """How far one number of every step is from the reference's.
 
-    `quantity` is `loss` or `grad_norm`, `measure` what `value` is: the mean relative error over the steps, or the
-    largest relative difference of a step. `value` is None if no step has a reference that is finite and not zero.
-    `differs` tells that it is beyond `limit`, or that the number is finite on one side only on `num_one_sided` steps.
-    `step` is the first step that is beyond the limit by itself or finite on one side only, else None; `worst_step` the
-    one that is farthest apart.
+    `quantity` is `loss` or `grad_norm`, `measure` what `value` is: the mean relative error over the steps, the largest
+    relative difference of a step, or the median ratio to the reference, which its `limit` bounds either way. `value` is
+    None if no step has a reference that is finite and not zero. `differs` tells that it is beyond `limit`, or that the
+    number is finite on one side only on `num_one_sided` steps. `step` is the first step that is beyond the limit by
+    itself or finite on one side only, else None; `worst_step` the one that is farthest apart.
     """
 
     quantity: str
@@ -75,7 +80,7 @@ def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
         losses, norms, global_norms = zip(_read(ours), _read(theirs), strict=True)
     # a norm of our own where both have one: it is before clipping on every framework
     chosen = norms if norms[0].keys() & norms[1].keys() else global_norms
-    verdicts = (_judge(_LOSS_RULE, *losses), _judge(_NORM_RULE, *chosen))
+    verdicts = (_judge(_LOSS_RULE, *losses), _with_ratio(_judge(_NORM_RULE, *chosen), *chosen))
     return tuple(verdict for verdict in verdicts if verdict is not None)
 
 
@@ -114,6 +119,37 @@ def _judge(rule: _RunRule, ours: _Values, theirs: _Values) -> RunVerdict | None:
     )
 
 
+def _with_ratio(verdict: RunVerdict | None, ours: _Values, theirs: _Values) -> RunVerdict | None:
+    """Return the verdict on the ratio of two norms where no step tells but the ratio does, else `verdict`."""
+    ratios = {
+        step: ours[step] / theirs[step] for step in ours.keys() & theirs.keys() if _are_positive(ours, theirs, step)
+    }
+    if verdict is None or verdict.differs or not ratios:
+        return verdict
+    sizes = {step: max(ratio, 1 / ratio) for step, ratio in ratios.items()}
+    value = statistics.median(ratios.values())
+    if max(value, 1 / value) <= RATIO_LIMIT:
+        return verdict
+    return dataclasses.replace(
+        verdict,
+        measure=_RATIO,
+        value=value,
+        limit=RATIO_LIMIT,
+        differs=True,
+        step=min(step for step, size in sizes.items() if size > RATIO_LIMIT),
+        worst_step=max(sizes, key=sizes.__getitem__),
+    )
+
+
+def _are_positive(ours: _Values, theirs: _Values, step: int) -> bool:
+    return all(0 < side[step] < math.inf for side in (ours, theirs))
+
+
+def word_of(verdict: RunVerdict) -> str:
+    """Return `differs`, or `close`: within the limit, which need not be equal."""
+    return "differs" if verdict.differs else "close"
+
+
 def describe(verdict: RunVerdict) -> str:
     """Return a run verdict in words: `differs: mean relative error 3 % over 20 steps, beyond 1 %`."""
     share = verdict.quantity == LOSS
@@ -122,10 +158,12 @@ def describe(verdict: RunVerdict) -> str:
         size = f"no step of {verdict.num_steps} has a reference to divide by"
     else:
         number = f"{verdict.value:.3g}" if not share else f"{100 * verdict.value:.3g} %"
-        beyond = "beyond" if verdict.value > verdict.limit else "within"
+        is_beyond = verdict.value > verdict.limit or verdict.measure == _RATIO
+        beyond = "beyond" if is_beyond else "within"
         steps = "where both are finite" if verdict.num_one_sided else f"over {counted(verdict.num_steps, 'step')}"
         size = f"{verdict.measure} {number} {steps}, {beyond} {limit}"
-    said = ["differs" if verdict.differs else "agrees", f": {size}"]
+        size += " either way" if verdict.measure == _RATIO else ""
+    said = [word_of(verdict), f": {size}"]
     if verdict.num_one_sided:
         said.append(f"; finite on one side only on {verdict.num_one_sided} of {counted(verdict.num_steps, 'step')}")
     if verdict.step is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainermon.analysis.diagnosis.against.gradient_chain import DIFFERS, NOT_STORED, GradientLink
-from trainermon.analysis.diagnosis.against.run_verdicts import RunVerdict, describe
+from trainermon.analysis.diagnosis.against.run_verdicts import RunVerdict, describe, word_of
 from trainermon.analysis.diagnosis.findings import Diagnosis
 from trainermon.analysis.diagnosis.page.markup import table, text
 
@@ -17,12 +17,11 @@ def verdict_table(diagnosis: Diagnosis) -> str:
 
 
 def _verdict(verdict: RunVerdict) -> tuple[str, ...]:
-    word = "differs" if verdict.differs else "agrees"
     colour = "bad" if verdict.differs else "good"
     value = "–" if verdict.value is None else f"{verdict.value:.3g}"
     return (
         text(verdict.quantity.replace("_", " ")),
-        f'<span class="{colour}">{word}</span>',
+        f'<span class="{colour}">{word_of(verdict)}</span>',
         text(describe(verdict).partition(": ")[2]),
         f"{verdict.limit:g}",
         value,
@@ -39,7 +38,7 @@ def chain_table(diagnosis: Diagnosis) -> str:
 
 def _link(link: GradientLink) -> tuple[str, ...]:
     colour = "bad" if link.state == DIFFERS else "dim" if link.state == NOT_STORED else "good"
-    size = "–" if link.relative is None else f"{link.relative:.2g}"
+    size = "–" if not link.relative else f"{link.relative:.2g}"
     if link.relative is not None and math.isnan(link.relative):
         size = "finite on one side only"
     return (
