@@ -95,7 +95,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.word, self.place = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
-        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.last = nn.LayerNorm(WIDTH)
+        self.head: nn.Module = nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, text):
         x = self.word(text) + self.place(torch.arange(text.shape[1]))
