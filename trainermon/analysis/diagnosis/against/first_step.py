@@ -33,7 +33,7 @@ Operation = tuple[str, str, str]
 """Kind, name without its numbers, slot: what an operation is called in every block of a model."""
 
 
-class FirstStep(NamedTuple):
+class JudgedStep(NamedTuple):
     """What is apart on the first common step.
 
     Attributes:
@@ -83,7 +83,7 @@ def rounding_of(unit: float) -> float:
     return min(NOISE_LIMIT, max(_SUMS, _UNITS * unit))
 
 
-def judge_first_step(pairs: Sequence[RowPair], rounding: StepRounding, order: StepOrder) -> FirstStep:
+def judge_first_step(pairs: Sequence[RowPair], rounding: StepRounding, order: StepOrder) -> JudgedStep:
     """Return which of the `pairs` that are not equal on the first common step are apart by more than rounding.
 
     What one side alone has is. Cost: sorts the pairs once.
@@ -96,9 +96,9 @@ def judge_first_step(pairs: Sequence[RowPair], rounding: StepRounding, order: St
         if size > bound or _has_other_type(pair, rounding):
             left = ordered[place + 1 :]
             behind = (one for one in left if not noise or bounds.size(one, noise) > bounds.of(one, noise))
-            return FirstStep((pair, *behind), noise, bound or None)
+            return JudgedStep((pair, *behind), noise, bound or None)
         noise = max(noise, size if math.isfinite(size) else 0.0)
-    return FirstStep((), noise, None)
+    return JudgedStep((), noise, None)
 
 
 class _Bounds:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainermon.analysis.diagnosis.against.first_step import (
-    FirstStep,
+    JudgedStep,
     StepRounding,
     judge_first_step,
     noisy_sizes,
@@ -135,7 +135,7 @@ def _find(stores: _Stores, step: int | None) -> RowDifference:
     return _beyond_noise(stores, different, rows)
 
 
-def _judged(stores: _Stores, step: int, noise: Mapping[str, float] | None) -> FirstStep:
+def _judged(stores: _Stores, step: int, noise: Mapping[str, float] | None) -> JudgedStep:
     """Return what is apart by more than rounding on one of the first common steps, none of which is equal.
 
     `noise` is what earlier ones differ by, None on the first.
@@ -231,10 +231,10 @@ def _learn(noise: dict[str, float], pairs: Sequence[RowPair]) -> None:
             noise[pair.kind] = max(noise[pair.kind], size_of(pair))
 
 
-def _far(connection: duckdb.DuckDBPyConnection, step: int, noise: Mapping[str, float]) -> FirstStep:
+def _far(connection: duckdb.DuckDBPyConnection, step: int, noise: Mapping[str, float]) -> JudgedStep:
     """Return the rows of a later step that are apart by ten times the noise of their kind."""
     pairs = [pair for pair in read_pairs(connection, step) if pair.kind != Kind.CHECKSUM]
     size_of = noisy_sizes(pairs)
     limits = {kind: max(_NOISE_FLOOR, NOISE_GROWTH * noise.get(kind, 0.0)) for kind in {pair.kind for pair in pairs}}
     far = tuple(pair for pair in pairs if size_of(pair) > limits[pair.kind])
-    return FirstStep(far, max(noise.values(), default=0.0), None)
+    return JudgedStep(far, max(noise.values(), default=0.0), None)
