@@ -12,27 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.noise import TensorSize, condition, overwrites, roundoff, roundoff_of, size_of, sums_up
 from trainermon.analysis.compare.verdicts import Compared, worst
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
-Value = tuple[object, ...]
 _PLAIN_TYPES = frozenset([None, *(f"<class '{name}'>" for name in ("int", "float", "bool", "str"))])
-
-
-def value_of(item: DumpRow) -> Value | None:
-    """Return a key made of a tensor's type, shape and statistics: equal values have equal keys.
-
-    None where it would be ambiguous: for tensors that are constant or all NaN, or whose statistics are not known.
-    """
-    if not item.is_tensor or (item.max is not None and (item.max == item.min or item.max != item.max)):
-        return None
-    if item.max is not None:
-        return item.max, item.min, item.norm
-    return item.checksum
 
 
 def are_plain(ours: DumpRow, theirs: DumpRow) -> bool:

@@ -34,6 +34,7 @@ MODULE = "Module"
 CHECKSUM_KEYS = ("crc32c", "xxh64", "xxh3_64", "crc32", "md5")
 _CHECKSUMS = frozenset(CHECKSUM_KEYS)
 _TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
+Value = tuple[object, ...]
 _NUMBERS = {"int", "float", "bool"}
 _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
@@ -98,6 +99,18 @@ class DumpRow(NamedTuple):
         if self.max is None or self.min is None:
             return _unbounded(self.mean)
         return _unbounded(self.max) or _unbounded(self.min)
+
+
+def value_of(item: DumpRow) -> Value | None:
+    """Return a key made of a tensor's type, shape and statistics: equal values have equal keys.
+
+    None where it would be ambiguous: for tensors that are constant or all NaN, or whose statistics are not known.
+    """
+    if not item.is_tensor or (item.max is not None and (item.max == item.min or item.max != item.max)):
+        return None
+    if item.max is not None:
+        return item.max, item.min, item.norm
+    return item.checksum
 
 
 def _unbounded(value: Any) -> bool:

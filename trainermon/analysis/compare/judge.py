@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError, Value, value_of
-from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
+from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.literals import LiteralFinder
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.merging.buffers import fills

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.alignment import align
+from trainermon.analysis.compare.insertions import matching_parts
 from trainermon.analysis.compare.items import INPUT, MODULE, DumpCall, DumpRow, DumpRows
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.naming import CallNaming
@@ -180,8 +181,13 @@ def _same_functions(
         groups[back[above] if above is not None else None][1].append(call)
     found: dict[str, DumpCall] = {}
     for one, other in groups.values():
-        found |= _in_order(one, other, naming)
+        for part in matching_parts(one, other, (_kinds(one, naming.ours), _kinds(other, naming.theirs))):
+            found |= _in_order(*part, naming)
     return found
+
+
+def _kinds(calls: Sequence[DumpCall], name_of: Callable[[DumpCall], str]) -> list[Hashable]:
+    return [(name_of(call), _shapes(call), call.direction) for call in calls]
 
 
 def _nearest(call: DumpCall, parents: Mapping[str, str], known: Container[str]) -> str | None:
@@ -191,7 +197,7 @@ def _nearest(call: DumpCall, parents: Mapping[str, str], known: Container[str]) 
     return above
 
 
-def _in_order(ours: list[DumpCall], theirs: list[DumpCall], naming: CallNaming) -> dict[str, DumpCall]:
+def _in_order(ours: Sequence[DumpCall], theirs: Sequence[DumpCall], naming: CallNaming) -> dict[str, DumpCall]:
     """Return partners of equal names and shapes, and of what is left by names alone."""
     found: dict[str, DumpCall] = {}
     for with_shapes in (True, False):

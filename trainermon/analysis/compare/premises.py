@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from trainermon.analysis.compare.flow import CallFlow, TensorError, Value, value_of
+from trainermon.analysis.compare.flow import CallFlow, TensorError
 from trainermon.analysis.compare.frameworks import dtype_name
-from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.noise import is_product, is_sparse, least_rounding, roundoff, roundoff_of, takes_weight
 from trainermon.analysis.compare.verdicts import TypePairs

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from trainermon.analysis.compare.answer.frozen import frozen_parameters
 from trainermon.analysis.compare.answer.remarks import first_differing
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.flow import Value, value_of
-from trainermon.analysis.compare.items import INPUT, OUTPUT, DumpCall, DumpRow
+from trainermon.analysis.compare.items import INPUT, OUTPUT, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.verdicts import PASS, CallResult, ResultRow
 from trainermon.dump.files.records import FORWARD
 
@@ -49,8 +49,10 @@ def lone_before(comparison: Comparison) -> LoneCalls | None:
         return LoneCalls(own, f"stands where the golden dump has {other.key}")
     on = f", and the dumps differ from {differing.key} on"
     if own is not None:
-        return LoneCalls(own, "is in the target alone", on)
-    return None if other is None else LoneCalls(other, "is in the golden dump alone", on)
+        return LoneCalls(own, f"is in the target alone{_like_it(list(ours), ours, own)}", on)
+    if other is None:
+        return None
+    return LoneCalls(other, f"is in the golden dump alone{_like_it(comparison.golden_keys, theirs, other)}", on)
 
 
 def _shows_first(comparison: Comparison, blamed: CallResult) -> CallResult | None:
@@ -85,6 +87,13 @@ def _before(keys: Sequence[str], results: Mapping[str, CallResult], at: str) -> 
     while position and _is_lone(results.get(keys[position - 1])):
         position -= 1
     return [results[key] for key in keys[position:stop]]
+
+
+def _like_it(keys: Sequence[str], results: Mapping[str, CallResult], lone: CallResult) -> str:
+    """Return how many functions without a partner stand just before one, as it follows on a sentence; "" if none do."""
+    before = [] if _path(lone) else reversed(keys[: keys.index(lone.key)])
+    number = sum(1 for _ in takewhile(lambda key: _is_lone(results.get(key)), before))
+    return f", like the {number:,} calls before it" if number > 1 else ""
 
 
 def _is_lone(result: CallResult | None) -> bool:

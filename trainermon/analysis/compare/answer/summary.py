@@ -13,8 +13,7 @@ from trainermon.analysis.compare.answer.remarks import first_differing, incompar
 from trainermon.analysis.compare.answer.structure import lone_before
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.flow import value_of
-from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, value_of
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
 from trainermon.analysis.compare.verdicts import (
