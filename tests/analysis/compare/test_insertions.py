@@ -34,8 +34,7 @@ class Tape:
 
     @staticmethod
     def _row(state, index, value):
-        numbers = {"max": hash(value), "min": -1, "mean": 0.0, "norm": 1.0}
-        return DumpRow(f"{state}.{index}", state, "torch.float32", (4, 4), requires_grad=True, **numbers)
+        return DumpRow(f"{state}.{index}", state, "torch.float32", (4, 4), requires_grad=True, max=hash(value), min=-1)
 
 
 def layer_of(tape, name, hidden, shape):
@@ -55,6 +54,13 @@ def model_of(names, shape):
     return tape.calls
 
 
+def calls_of(names):
+    tape = Tape()
+    for name in names:
+        tape.call("layer", name, "given")
+    return [call for *_, call in tape.calls]
+
+
 SHAPES = st.lists(st.sampled_from(["linear", "relu", "norm"]), min_size=1, max_size=5).filter(lambda of: "linear" in of)
 
 
@@ -68,29 +74,25 @@ def test_what_is_left_alone_is_the_layers_that_one_side_has_more(shape, number, 
     longer, shorter = model_of(more, shape), model_of(names, shape)
     sides = (shorter, longer) if is_swapped else (longer, shorter)
 
-    kinds = tuple([name for _, name, _ in side] for side in sides)
-    parts = list(matching_parts(*([call for *_, call in side] for side in sides), kinds))
+    one, other = ([call for *_, call in side] for side in sides)
+    kinds = [name for _, name, _ in sides[0]], [name for _, name, _ in sides[1]]
+    parts = list(matching_parts(one, other, kinds))
 
     layers = [{call.key: layer for layer, _, call in side} for side in sides]
-    pairs = [pair for one, other in parts for pair in zip(one, other, strict=True)]
+    pairs = [pair for part in parts for pair in zip(*part, strict=True)]
     assert len(pairs) == len(shorter)
-    assert all(layers[0][one.key] == layers[1][other.key] for one, other in pairs)
+    assert all(layers[0][ours.key] == layers[1][theirs.key] for ours, theirs in pairs)
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=8), st.lists(st.sampled_from("ab"), max_size=8))
 def test_parts_are_in_order_and_nothing_is_in_two_of_them(ours, theirs):
-    sides = []
-    for names in (ours, theirs):
-        tape = Tape()
-        for name in names:
-            tape.call("layer", name, "given")
-        sides.append([call for *_, call in tape.calls])
+    one, other = calls_of(ours), calls_of(theirs)
 
-    parts = list(matching_parts(*sides, (ours, theirs)))
+    parts = list(matching_parts(one, other, (ours, theirs)))
 
-    for side, found in zip(sides, zip(*parts, strict=True), strict=True):
+    for side, found in zip((one, other), zip(*parts, strict=True), strict=True):
         numbers = [call.number for part in found for call in part]
-        assert all(one < other for one, other in itertools.pairwise(numbers))
+        assert all(before < after for before, after in itertools.pairwise(numbers))
         assert set(numbers) <= {call.number for call in side}
 
 
