@@ -37,6 +37,12 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ddp": ("ddp_wrapper", "ddp_reduction", "ddp_ranks"),
         "fsdp2": ("fsdp2_shards", "fsdp2_numbers"),
         "hard": ("hard_copies", "hard_losses"),
+        "megatron": (
+            "megatron_core.tensor",
+            "megatron_core.sequence",
+            "megatron_core.pipeline",
+            "megatron_core.replicas",
+        ),
     }
 )
 """By framework, the modules with its cases."""

@@ -113,5 +113,5 @@ def digest(model: Any) -> str:
 
 
 def _tensors(module: nn.Module) -> list[Any]:
-    held = [*module.parameters(), *module.buffers()]
+    held = [*nn.Module.parameters(module), *nn.Module.buffers(module)]  # Megatron calls other things `buffers`
     return [getattr(tensor, "ds_tensor", tensor) for tensor in held]

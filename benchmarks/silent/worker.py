@@ -24,7 +24,7 @@ from benchmarks.silent.loop import Loop, digest, rank_of_job
 from trainermon import TrainerMon
 
 CONFIG = Path(__file__).parents[2] / "examples" / "monitor_config.json"
-HEAVY = {"zero": "tests.frameworks.deepspeed.engines", "megatron": "tests.frameworks.megatron.gpt"}
+HEAVY = {"zero": "tests.frameworks.deepspeed.engines", "megatron": "benchmarks.silent.megatron_core.gpt"}
 """What is imported once for all ranks, before the cases, which are as well."""
 
 

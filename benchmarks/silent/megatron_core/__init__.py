@@ -1,0 +1,1 @@
+"""Silent errors of Megatron-Core, by what the model is spread over."""
