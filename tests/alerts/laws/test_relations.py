@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.alerts.across_ranks.test_across import places
 from tests.alerts.series import row
+from trainermon.alerts.laws.clipping import OneFactor
 from trainermon.alerts.laws.gradients import Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import LawStep, TensorPlace
@@ -307,6 +308,49 @@ class TestGradients:
         }
         verdict = SomeGradient({}).judge(step_of(rows, tensors=[tensor("w"), RATE]))
         assert verdict.broken[:, 0].all() != alive
+
+
+class TestOneFactor:
+    def verdict(self, ratios: Sequence[float], gradients_of_ranks: Sequence[np.ndarray], dtype: str = "float32"):
+        rows = {
+            Kind.STEP: [[None, np.array([ratio])] for ratio in ratios],
+            Kind.GRAD_REDUCED: [[gradient, None] for gradient in gradients_of_ranks],
+        }
+        columns = [tensor("w"), TensorPlace("clip_ratio", 0, "", 0, None)]
+        placement = Placement(dtype=dtype, shape=(8,), replicated_over=("dp",))
+        return OneFactor({}).judge(step_of(rows, tensors=columns, placement=placement))
+
+    def test_who_has_the_same_gradients_clips_them_alike(self) -> None:
+        verdict = self.verdict([0.5, 0.5 + 1e-6, 0.6], [np.ones(8)] * 3)
+        assert verdict.broken[:, 1].tolist() == [False, False, True]
+        assert not verdict.judged[:, 0].any()
+
+    @SETTINGS
+    @given(st.integers(0, 1 << 30), st.floats(1e-3, 1e3))
+    def test_clipping_each_part_by_its_own_norm_breaks_it_and_by_the_norm_of_all_does_not(
+        self, seed: int, limit: float
+    ) -> None:
+        parts = [np.random.default_rng((seed, rank)).standard_normal(8) * (rank + 1) * 1e4 for rank in range(3)]
+        own = [limit / np.linalg.norm(part) for part in parts]
+        both = [limit / np.linalg.norm(parts)] * 3
+        assert self.verdict(own, parts).broken[:, 1].all()
+        verdict = self.verdict(both, parts)
+        assert not verdict.broken.any()
+
+    def test_different_factors_of_different_parts_may_be_meant(self) -> None:
+        verdict = self.verdict([0.5, 0.7], [np.ones(8), np.ones(8) * 3])
+        assert not verdict.judged.any()
+
+    def test_the_rounding_of_sixteen_bits_breaks_nothing(self) -> None:
+        assert not self.verdict([0.5, 0.5 * (1 + 2**-8)], [np.ones(8)] * 2, "bfloat16").broken.any()
+        assert self.verdict([0.5, 0.5 * (1 + 2**-8)], [np.ones(8)] * 2).broken.any()
+
+    def test_a_factor_that_is_not_a_number_is_not_judged(self) -> None:
+        assert not self.verdict([np.nan, np.nan], [np.ones(8)] * 2).judged.any()
+
+    def test_without_any_factor_nothing_is_said(self) -> None:
+        rows = {Kind.STEP: [[None, np.ones(1)]] * 2, Kind.GRAD_REDUCED: [[np.ones(8), None]] * 2}
+        assert OneFactor({}).judge(step_of(rows, tensors=[tensor("w"), RATE])) is None
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)

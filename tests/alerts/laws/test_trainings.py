@@ -72,6 +72,8 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("own", "reduced-gradients-differ", WRONG_FROM),
         ("lost on one", "reduced-gradients-differ", WRONG_FROM),
         ("late", "reduction-not-linear", WRONG_FROM),
+        ("sharded, own part clipped", "clip-factors-differ", WRONG_FROM),
+        ("clipped on one", "clip-factors-differ", WRONG_FROM),
         ("lost", "no-gradient", WRONG_FROM),
         ("no gradient", "no-gradient", WRONG_FROM),
         ("same data", "ranks-share-data", 0),
@@ -111,7 +113,9 @@ def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
     assert {alert.rule for alert in alerts_of("twins", tmp_path)} & LAWS == {"inputs-come-twice"}
 
 
-@pytest.mark.parametrize("fault", ["none", "one batch"])
+@pytest.mark.parametrize(
+    "fault", ["none", "one batch", "clipped", "sharded, clipped", "sharded, each parameter clipped"]
+)
 def test_nothing_is_said_of_a_sound_training(tmp_path: Path, fault: str) -> None:
     assert alerts_of(fault, tmp_path) == []
 

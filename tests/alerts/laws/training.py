@@ -13,11 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainermon import TrainerMon
 
 STEPS, WRONG_FROM = 50, 4
+LIMIT = 0.1
 VOCABULARY, BATCH, LENGTH = 64, 4, 12
 KINDS = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True, "xy_distribution": True}
 
@@ -68,13 +71,36 @@ def batches(fault: str, rank: int) -> Iterator[Tensor]:
     return fresh
 
 
+def wrapped(inner: Network, fault: str, reduction: Reduction) -> nn.Module:
+    if fault.startswith("sharded"):
+        fully_shard(inner)
+        return inner
+    model = DistributedDataParallel(inner, find_unused_parameters=fault == "cut")
+    model.register_comm_hook(reduction, Reduction.reduce)
+    return model
+
+
+def clip(model: nn.Module, fault: str, step: int) -> None:
+    """Clip as `fault` says; sound until `WRONG_FROM`."""
+    is_wrong = step >= WRONG_FROM
+    if fault == "sharded, each parameter clipped":
+        for parameter in model.parameters():
+            nn.utils.clip_grad_norm_(parameter, 0.01)
+    elif fault == "sharded, own part clipped" and is_wrong:
+        parts = [parameter.grad.to_local() for parameter in model.parameters() if isinstance(parameter.grad, DTensor)]
+        norm = torch.cat([part.flatten() for part in parts]).norm()
+        for part in parts:
+            part.mul_(torch.clamp(LIMIT / (norm + 1e-6), max=1.0))
+    elif "clip" in fault and not (fault == "clipped on one" and is_wrong and dist.get_rank() == 1):
+        nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
+
+
 def main(fault: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(1)
     inner = Network(is_cut=fault == "cut")
     reduction = Reduction(fault)
-    model = DistributedDataParallel(inner, find_unused_parameters=fault == "cut")
-    model.register_comm_hook(reduction, Reduction.reduce)
+    model = wrapped(inner, fault, reduction)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     monitor = TrainerMon(KINDS | {"output_dir": str(folder), "spool_dir": str(folder), "agent": {"start": False}})
     monitor.set_monitor(model, optimizer)
@@ -85,6 +111,7 @@ def main(fault: str, folder: Path) -> None:
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         monitor.record(loss=loss)
         (loss * 0 if fault == "no gradient" and step >= WRONG_FROM else loss).backward()
+        clip(model, fault, step)
         if fault == "still" and step == WRONG_FROM:  # as an optimizer that was made before the model was replaced
             optimizer.param_groups[0]["params"] = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
         if fault == "rate on one" and step == WRONG_FROM and dist.get_rank() == 1:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+from trainermon.alerts.laws.clipping import OneFactor
 from trainermon.alerts.laws.gradients import Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
@@ -96,6 +97,23 @@ LAWS: tuple[Law, ...] = (
             "copies were computed from other random numbers, as the dropout of tensor-parallel ranks",
         ),
         look_at="what reduces these parameters over these ranks; their weights part in the step that follows",
+    ),
+    Law(
+        name="one-clip-factor",
+        sentence="Clipping multiplies the gradients of all ranks by the same factor.",
+        rows=(Kind.STEP, Kind.GRAD_REDUCED),
+        relation=OneFactor,
+        tolerance="1e-4, and two units in the last place of the gradients' type",
+        exceptions=(
+            "steps with a loss scaler in the script: what unscales cannot be told from what clips",
+            "ranks of different pipeline stages",
+            "ranks with different norms that clipping does not make equal: each parameter may be clipped by itself",
+        ),
+        causes=(
+            "each rank clips by the norm of the part that it holds, not by that of all",
+            "one rank clips, or to another limit, and others do not",
+        ),
+        look_at="what is called between backward and step, and whether its norm is that of all ranks that hold parts",
     ),
     Law(
         name="own-gradients",

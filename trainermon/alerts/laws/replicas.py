@@ -48,7 +48,7 @@ class EqualCopies(LawRelation):
             with np.errstate(all="ignore"):
                 explained[place] = SUM_ORDER + _UNITS * units[place] + floor / largest
                 pairs = shown[members][:, :, columns] / largest
-            size[place] = _apart(pairs, explained[place])
+            size[place] = apart_from_most(pairs, explained[place])
         return LawVerdict(size, explained, ~np.isnan(size) & ~np.isnan(explained))
 
     def _copies(self, step: LawStep) -> Sequence[PeerGroup]:
@@ -66,7 +66,7 @@ class EqualCopies(LawRelation):
         return self._groups
 
 
-def _apart(shown: Array, explained: Array) -> Array:
+def apart_from_most(shown: Array, explained: Array) -> Array:
     """Return how far each copy is from what most are, `[copies, tensors]`, of `shown` `[copies, statistics, tensors]`.
 
     Where no value has a majority it is the distance from the copy that is furthest; NaN where there is no other copy.

@@ -34,7 +34,7 @@ class Moves(LawRelation):
             return None
         gradient, largest = (DERIVED["absmax"](np.moveaxis(step.rows[kind], 1, 0)) for kind in _MOVED)
         adam = ~np.isnan(step.rows[Kind.EXP_AVG_SQ][:, COUNT])
-        scale = _of_step(step, LOSS_SCALE_SERIES)
+        scale = of_step(step, LOSS_SCALE_SERIES)
         expected = rate[:, None] * np.where(adam, 1.0, gradient / np.where(np.isnan(scale), 1.0, scale)[:, None])
         with np.errstate(all="ignore"):
             size = np.where(largest > 0, expected / largest, np.inf)
@@ -82,7 +82,8 @@ def least_rate(step: LawStep) -> Array | None:
     return least
 
 
-def _of_step(step: LawStep, name: str) -> Array:
+def of_step(step: LawStep, name: str) -> Array:
+    """Return, by rank, the step's number of this name; NaN where there is none."""
     columns = [n for n, tensor in enumerate(step.tensors) if tensor.name == name]
     if not columns:
         return np.full(len(step.places), np.nan)
