@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.alerts.across_ranks.test_across import places
 from tests.alerts.series import row
 from trainermon.alerts.laws.clipping import OneFactor
-from trainermon.alerts.laws.gradients import Reached, SomeGradient
+from trainermon.alerts.laws.gradients import BeginEmpty, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import LawStep, TensorPlace
 from trainermon.alerts.laws.reductions import Linear, OwnData
@@ -298,6 +298,13 @@ class TestGradients:
         relation = Reached({"steps": 0})
         names = [tensor("mlp.experts.3.weight")]
         assert not relation.judge(step_of({Kind.GRAD_REDUCED: [[np.zeros(8)]]}, tensors=names)).broken.any()
+
+    def test_what_a_backward_found_breaks_it_unless_it_is_zero(self) -> None:
+        columns = [TensorPlace(name, 0, slot, 0, None) for name, slot in (("a", "gradient_kept"), ("a", "momentum"))]
+        for found, broken in ((np.array([0.0, 1e-9]), True), (np.zeros(2), False), (np.array([np.nan, 0.0]), True)):
+            verdict = BeginEmpty({}).judge(step_of({Kind.STATE: [[found, np.ones(2)]]}, tensors=columns))
+            assert verdict.broken.tolist() == [[broken, False]]
+            assert verdict.judged.tolist() == [[True, False]]
 
     @pytest.mark.parametrize("alive", [True, False])
     def test_a_step_needs_one_gradient_on_one_rank(self, alive: bool) -> None:

@@ -74,6 +74,11 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("late", "reduction-not-linear", WRONG_FROM),
         ("sharded, own part clipped", "clip-factors-differ", WRONG_FROM),
         ("clipped on one", "clip-factors-differ", WRONG_FROM),
+        (
+            "not cleared",
+            "gradients-not-cleared",
+            WRONG_FROM + 1,
+        ),  # suspected on one step, seen on the next
         ("lost", "no-gradient", WRONG_FROM),
         ("no gradient", "no-gradient", WRONG_FROM),
         ("same data", "ranks-share-data", 0),

@@ -106,7 +106,8 @@ def main(fault: str, folder: Path) -> None:
     monitor.set_monitor(model, optimizer)
     for step, ids in enumerate(itertools.islice(batches(fault, dist.get_rank()), STEPS)):
         reduction.step = step
-        optimizer.zero_grad()
+        if fault != "not cleared" or step < WRONG_FROM:
+            optimizer.zero_grad()
         logits = model(ids)
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         monitor.record(loss=loss)

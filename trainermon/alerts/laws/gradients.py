@@ -1,4 +1,4 @@
-"""Laws of gradients: every trainable parameter gets one, and no step is made without any."""
+"""Laws of gradients: every trainable parameter gets one, each step begins without, and none is made without any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from trainermon.alerts.conditions.condition import Mask, grown
 from trainermon.alerts.laws.groups import data_groups
 from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.alerts.laws.updates import least_rate
-from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ
+from trainermon.core.catalogue import GRADIENT_KEPT
+from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ, ZEROS
 from trainermon.core.values import Kind
 
 _BY_DESIGN = "expert"
@@ -50,6 +51,20 @@ class Reached(LawRelation):
             return False
         is_spread = any(placement.partitioned_over or placement.length is not None for placement in known)
         return not is_spread or bool(data_groups(step.places))
+
+
+class BeginEmpty(LawRelation):
+    """What a step's first backward finds in a gradient is nothing, or zeros.
+
+    The size is the share of elements that are not zero, 0 to 1. There is a row only where nothing is seen to have
+    cleared the gradient since the step before.
+    """
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
+        rows = step.rows[Kind.STATE]
+        is_kept = np.array([tensor.slot == GRADIENT_KEPT for tensor in step.tensors], np.bool_)
+        size = 1.0 - rows[:, ZEROS] / rows[:, COUNT]
+        return LawVerdict(size, np.zeros(size.shape), is_kept & ~np.isnan(size))
 
 
 class SomeGradient(LawRelation):

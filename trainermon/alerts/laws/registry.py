@@ -12,12 +12,13 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from trainermon.alerts.laws.clipping import OneFactor
-from trainermon.alerts.laws.gradients import Reached, SomeGradient
+from trainermon.alerts.laws.gradients import BeginEmpty, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
 from trainermon.alerts.laws.reductions import Linear, OwnData
 from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.updates import Copied, Moves
+from trainermon.core.catalogue import GRADIENT_KEPT
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Kind
 
@@ -102,6 +103,7 @@ LAWS: tuple[Law, ...] = (
         name="one-clip-factor",
         sentence="Clipping multiplies the gradients of all ranks by the same factor.",
         rows=(Kind.STEP, Kind.GRAD_REDUCED),
+        phase="before_step",
         relation=OneFactor,
         tolerance="1e-4, and two units in the last place of the gradients' type",
         exceptions=(
@@ -169,6 +171,25 @@ LAWS: tuple[Law, ...] = (
             "a layer was replaced after it had been given to the optimizer",
         ),
         look_at="whether the module's forward runs, and whether its output requires a gradient",
+    ),
+    Law(
+        name="begin-empty",
+        sentence="Gradients are cleared between one step of the optimizer and the next.",
+        rows=(Kind.STATE,),
+        phase="backward",
+        names=(f"*.{GRADIENT_KEPT}",),
+        relation=BeginEmpty,
+        tolerance="none: zero is exact",
+        exceptions=(
+            "gradients in buffers of a framework, as Megatron's, DeepSpeed's, FSDP's and DDP's with "
+            "`gradient_as_bucket_view`",
+            "gradients that something else is written to in between, as a decay of what is kept on purpose",
+        ),
+        causes=(
+            "optimizer.zero_grad() is missing, or not reached",
+            "it is called on another optimizer, or on a copy of the model",
+        ),
+        look_at="where the loop calls zero_grad: each step adds to the gradients of all steps before it",
     ),
     Law(
         name="some-gradient",

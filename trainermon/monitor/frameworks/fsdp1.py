@@ -56,6 +56,7 @@ class Fsdp1Training(plain.PlainTraining):
 
     keeps_parameters = False
     framework = "fsdp1"
+    counts_writes = False
     holds_replicas = False
     reduces = True
     communicates = ("dp",)

@@ -46,6 +46,7 @@ class Fsdp2Training(plain.PlainTraining):
 
     keeps_parameters = False
     framework = "fsdp2"
+    counts_writes = False
     holds_replicas = False
     groups: Sequence[tuple[int, Any]]
     managed: Sequence[Any]

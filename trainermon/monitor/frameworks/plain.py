@@ -48,6 +48,7 @@ class PlainTraining(Training):
 
     framework = "plain"
     final_when_accumulated = True
+    counts_writes = True
     keeps_parameters: ClassVar[bool] = True
     optimizer: torch.optim.Optimizer
     _held: HeldPlaces | None = None

@@ -23,6 +23,7 @@ from trainermon.monitor.taps.compiled_regions import CompiledRegions
 from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.histograms import ChosenHistograms
+from trainermon.monitor.taps.kept_gradients import KeptGradients
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
@@ -78,6 +79,7 @@ class TapCollection:
         self._config = config
         self._context = context
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
+        self._kept = KeptGradients(training, collector, steps, guard)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -114,6 +116,7 @@ class TapCollection:
         config = self._config
         if config.wg_distribution:
             self.gradients.attach(per_micro_step=config.monitor_mbs_grad)
+            self._kept.attach()
         if config.xy_distribution:
             self._modules.attach(
                 forward=not config.backward_only,
@@ -130,6 +133,7 @@ class TapCollection:
     def detach(self) -> None:
         """Remove all hooks of the taps."""
         self.gradients.detach()
+        self._kept.detach()
         self._modules.detach()
         self._regions.detach()
         self._features.detach()
@@ -195,6 +199,7 @@ class TapCollection:
         if self._config.xy_distribution:
             self._regions.step_ended(self._modules.num_seen, self._modules.called_outside)
         self._values.at_exit(outcome)
+        self._kept.step_ended()
         if self._features.are_any:
             self._features.at_exit()
         if not self._structure.is_done:

@@ -133,6 +133,7 @@ class Training(abc.ABC):
             step's last backward (where the user clips by himself before the step).
         final_when_accumulated: Nothing touches a gradient between the moment at which the step's last backward has
             accumulated it and the script's own clipping; then it is read at that moment, while it is in the cache.
+        counts_writes: Backwards add to `.grad` of the parameters themselves, and nothing else writes to it unseen.
         holds_replicas: At entry of the outer step the model's own parameters are there, whole, wherever their placement
             says that other ranks hold copies. False: they are sharded then.
         reduces: Gradients are reduced over ranks, so that an unreduced gradient is something else than a reduced one.
@@ -152,6 +153,7 @@ class Training(abc.ABC):
     keeps_parameters: ClassVar[bool] = False
     reads_at_entry: bool = False
     final_when_accumulated: bool = False
+    counts_writes: bool = False
     holds_replicas: bool = True
     reduces: bool = False
     waits_in_backward: bool = False
