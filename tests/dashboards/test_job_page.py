@@ -103,6 +103,32 @@ def test_a_job_that_has_ended_is_the_same_on_its_page_and_on_its_nodes(tmp_path,
         node.close()
 
 
+def test_silenced_alerts_are_counted_apart_on_the_job_page_and_on_the_nodes(
+    tmp_path, make_controller, page, monkeypatch
+):
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    node = Run(tmp_path / "node")
+    try:
+        rank = node.rank()
+        node.launch_agent()
+        rank.steps(0, 3)
+        rank.steps(3, 3, nan=True)
+        wait_for(lambda: node.get_json("api/run")["step"] == 5, "the steps")
+        rules = wait_for(lambda: sorted({alert["rule"] for alert in node.get_json("api/alerts")}), "an alert")
+        for rule in rules:
+            silence = {"rule": rule, "minutes": 5, "series": "", "by": "ada", "note": ""}
+            assert node.post("api/silences", silence, token=TOKEN)[0] == 202
+        controller = make_controller(discovery={"agents": [address(node)]}).ready()
+
+        page.goto(controller.url)
+        seen(page, "#figure-alerts", f"{len(rules)}, of these {len(rules)} silenced")
+        seen(page, "#health", "No alert that is not silenced is firing on any node.")
+        page.get_by_role("link", name="Charts: loss, norms, layers").click()
+        seen(page, "#figure-firing", f"{len(rules)}, of these {len(rules)} silenced")
+    finally:
+        node.close()
+
+
 @pytest.mark.parametrize("is_answering", [True, False])
 def test_an_agent_that_has_left_a_finished_job_is_not_missed(page, job, make_controller, is_answering):
     controller = make_controller(discovery={"agents": job.addresses}).ready()

@@ -119,6 +119,25 @@ def test_orders_need_the_token_and_reach_the_node(job):
     assert [json.loads(line)["silenced"]["by"] for line in said] == ["ada"]
 
 
+def test_a_silenced_alert_is_told_apart_from_those_that_are_heard(job):
+    node, controller, page = job
+    for rank in node.ranks:
+        rank.steps(3, 3, nan=True)
+    wait_for(lambda: len(rules_of(controller, "alerts")) > 1, "the alerts")
+    rule, *others = sorted(rules_of(controller, "alerts"))
+
+    silence = {"rule": rule, "minutes": 5, "by": "ada", "series": "", "note": ""}
+    assert controller.post(f"{page}api/silences", silence)[0] == 202
+
+    wait_for(lambda: rules_of(controller, "silenced") == {rule}, "the silenced alert")
+    assert rules_of(controller, "alerts") == set(others)
+
+
+def rules_of(controller, key):
+    (agent,) = controller.get_json("api/v1/job")["agents"]
+    return {alert["rule"] for alert in agent[key]}
+
+
 def test_what_a_browser_would_run_is_not_passed_on(make_controller, monkeypatch):
     monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
     with serving_scripts() as agent:

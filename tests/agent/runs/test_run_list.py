@@ -94,6 +94,27 @@ def test_runs_are_listed_in_the_terminal_newest_first(tmp_path: Path, capsys: py
     assert [(one["name"], one["step"]) for one in told] == [("new", 2), ("old", 5)]
 
 
+@pytest.mark.parametrize("state", ["finished", *DEATHS])
+def test_the_columns_of_the_list_stand_below_their_heads_on_eighty_columns(tmp_path, capsys, state) -> None:
+    deaths = crash_verdict(DEATHS[state], [0]).text if state in DEATHS else ""
+    fired = dataclasses.replace(alert_of(rule="rank-dead", severity=Severity.FATAL), message=f"rank-dead: {deaths}")
+    bad = StoredCurves.made(6)
+    bad.loss[5] = np.nan
+    store_run(tmp_path / "20261129-081400-3f2a", bad, alerts=(fired,) * bool(deaths))
+    store_run(tmp_path / "other", StoredCurves.made(3))
+
+    assert main(["serve", str(tmp_path), "--list"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+
+    begins = {word: head.index(word) for word in ("state", "started", "run")}
+    ends = [head.index(word) + len(word) for word in ("step", "loss", "alerts")]
+    assert {line[begins["state"] :].split()[0] for line in lines} == {state, "finished"}
+    assert {line[begins["run"] :] for line in lines} == {"20261129-081400-3f2a", "other"}
+    assert all(line[begins["started"] :].startswith("20") and line[begins["started"] - 1] == " " for line in lines)
+    assert all(line[end - 1] != " " and line[end] == " " for line in lines for end in ends)
+    assert max(map(len, [head, *lines])) <= 80
+
+
 @pytest.mark.parametrize("has_loss", [False, True])
 def test_the_list_says_how_to_record_a_loss_where_there_is_none(tmp_path, capsys, has_loss) -> None:
     store_run(tmp_path / "usual", StoredCurves.made(4))

@@ -70,6 +70,7 @@ def _describe_agent(agent: AgentHandle, now_s: float) -> dict[str, Any]:
         "steps_per_s": as_plain(report.steps_per_s),
         "ranks": [_describe_rank(state) for state in report.ranks],
         "alerts": [as_plain(alert) for alert in report.alerts],
+        "silenced": [as_plain(alert) for alert in report.silenced],
     }
 
 

@@ -28,6 +28,7 @@ def parse_report(plain: Any) -> AgentReport:
             steps_per_s=max(0.0, float(plain["steps_per_s"])),
             ranks=tuple({state.rank: state for state in ranks}.values()),
             alerts=tuple(_alert(entry) for entry in plain["alerts"]),
+            silenced=tuple(_alert(entry) for entry in plain.get("silenced", ())),
             dumps={
                 str(command): {int(rank): str(status) for rank, status in statuses.items()}
                 for command, statuses in plain["dumps"].items()

@@ -55,8 +55,9 @@ class AgentReport:
         step: The last step that its ranks have finished, as its page shows; None before that.
         steps_per_s: Pace of its fastest rank; 0 if it is not known.
         ranks: Its ranks, each number once.
-        alerts: The alerts that fire.
+        alerts: The alerts that fire and are not silenced.
         dumps: By id of a command, then by rank, what became of its dump.
+        silenced: The other alerts that fire.
     """
 
     run_id: str
@@ -68,6 +69,7 @@ class AgentReport:
     ranks: tuple[RankSummary, ...]
     alerts: tuple[FiringAlert, ...]
     dumps: Mapping[str, Mapping[int, str]]
+    silenced: tuple[FiringAlert, ...] = ()
 
     @property
     def living(self) -> list[RankSummary]:

@@ -47,6 +47,7 @@ class NodeEscalations:
     def rank_states(self) -> AgentReport:
         """Return the agent's report for the controller: ranks, their pace, firing alerts, what became of dumps."""
         now_s, latest = time.monotonic(), self._history.latest
+        heard, silenced = self._firing
         return AgentReport(
             run_id=self._run_id,
             host=socket.gethostname(),
@@ -55,16 +56,19 @@ class NodeEscalations:
             step=latest.step if latest else None,
             steps_per_s=round(self._watch.steps_per_s, 6),
             ranks=tuple(self._summary(state, now_s) for state in self._watch.states),
-            alerts=tuple(map(_firing, self._heard[-MAX_ALERTS:])),
+            alerts=heard,
+            silenced=silenced,
             dumps=self._reports.by_command,
         )
 
     @property
-    def _heard(self) -> list[Alert]:
-        """The alerts that fire and are not silenced."""
+    def _firing(self) -> tuple[tuple[FiringAlert, ...], tuple[FiringAlert, ...]]:
+        """The newest alerts that fire: those that are not silenced, and those that are."""
         firing = self._alerts.firing
         muted = self._handling.muted(firing, time.time())
-        return [alert for alert in firing if alert.id not in muted]
+        heard = [alert for alert in firing if alert.id not in muted]
+        silenced = [alert for alert in firing if alert.id in muted]
+        return tuple(map(_in_short, heard[-MAX_ALERTS:])), tuple(map(_in_short, silenced[-MAX_ALERTS:]))
 
     def escalate(self, body: Any) -> OrderAnswer:
         """Order the dump that a controller's JSON describes; return how it was taken, and the ranks concerned.
@@ -195,7 +199,7 @@ class NodeEscalations:
         )
 
 
-def _firing(alert: Alert) -> FiringAlert:
+def _in_short(alert: Alert) -> FiringAlert:
     return FiringAlert(
         id=alert.id,
         rule=alert.rule,

@@ -16,12 +16,17 @@ import webbrowser
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.escapes import printable
+from trainermon.core.terminal.tables import aligned
 from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
 from trainermon.usage import port_number
+
+if TYPE_CHECKING:
+    from trainermon.agent.runs.facts import RunFacts
 
 SUMMARY = "show the runs of a folder in the browser: list, pages, comparison"
 PORT = 9463
@@ -79,15 +84,24 @@ def listed(opened: Sequence[Path], *, as_json: bool = False) -> str:
     found = list(runs.facts.values())
     if as_json:
         return json.dumps(as_plain([dataclasses.asdict(facts) for facts in found]), indent=1) + "\n"
-    lines = [f"{'state':<10}{'started':<18}{'step':>10}{'loss':>12}{'alerts':>8}  run"]
-    for facts in found:
-        started = "–" if facts.started_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.started_s))
-        step = "–" if facts.step is None else f"{facts.step:,}"
-        loss = "–" if facts.loss is None else f"{facts.loss:.5g}" if math.isfinite(facts.loss) else "not finite"
-        lines.append(f"{facts.state:<10}{started:<18}{step:>10}{loss:>12}{facts.alerts:>8}  {printable(facts.name)}")
+    if not found:
+        return f"no runs in {', '.join(map(str, opened))}\n"
+    lines = aligned([_HEAD, *map(_cells, found)], right=_NUMBERS)
     if any(facts.step is not None and facts.loss is None for facts in found):
         lines.append("loss –: none is recorded; call monitor.record(loss=loss) in each step")
-    return "\n".join(lines) + "\n" if found else f"no runs in {', '.join(map(str, opened))}\n"
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = ("state", "started", "step", "loss", "alerts", "run")
+_NUMBERS = frozenset({2, 3, 4})
+
+
+def _cells(facts: RunFacts) -> tuple[str, ...]:
+    """Return the line of a run in the terminal, by column."""
+    started = "–" if facts.started_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.started_s))
+    step = "–" if facts.step is None else f"{facts.step:,}"
+    loss = "–" if facts.loss is None else f"{facts.loss:.5g}" if math.isfinite(facts.loss) else "not finite"
+    return facts.state, started, step, loss, f"{facts.alerts}", printable(facts.name)
 
 
 async def _serve(opened: Sequence[Path], args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from trainermon.analysis.tensor.dtypes import numbers
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.index import IndexPart
+from trainermon.core.terminal.tables import aligned
 
 LABEL = 11
 ROWS, COLUMNS = 8, 8
@@ -55,13 +56,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
 
     The first `left` columns are left-aligned, the others right-aligned.
     """
-    widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells).rstrip()
+    for text in aligned((head, *rows), right=range(left, len(head))):
+        yield f"  {text}"
 
 
 def corner(tensor: StoredTensor, part: IndexPart, *, colour: bool = False) -> Iterator[str]:

@@ -13,7 +13,7 @@ import { MEASURE_NAMES, MeasureChart, measuresOf } from "./measures.js";
 import { LayerPanel, RankPanel } from "./panels.js";
 import { Ruler } from "./ruler.js";
 import { formatStep } from "./scales.js";
-import { countAlerts, showAlerts, showDumps } from "./tables.js";
+import { firingFigure, showAlerts, showDumps } from "./tables.js";
 import { Lines, StepView } from "./view.js";
 
 /** @import { Alert, Columns, Dump, Report, Run, StepEvent, StepFigures } from "./types.js" */
@@ -76,11 +76,11 @@ const onShow = (step) => {
 const refresh = perFrame(() => {
   if (!state.run) return;
   const all = [...state.alerts.values()];
-  const firing = countAlerts(all.filter((alert) => alert.state === "firing"));
+  const firing = firingFigure(all.filter((alert) => alert.state === "firing"));
   showFigures(state.run, state.now, firing);
   const verdict = state.verdicts.get(principal(all)?.diagnosis ?? "");
   showHealth(assess({ run: state.run, alerts: all, step: state.now.step, verdict, lost: state.lostAt !== null }), onShow);
-  document.title = `${firing ? `▲ ${firing} · ` : ""}${formatStep(state.now.step)} · ${state.run.run_id}`;
+  document.title = `${firing.heard ? `▲ ${firing.heard} · ` : ""}${formatStep(state.now.step)} · ${state.run.run_id}`;
 });
 
 const retable = perFrame(() => {

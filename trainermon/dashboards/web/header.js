@@ -73,7 +73,7 @@ function showFooter(run) {
  * Figures that the step event updates come from `now`: {step, loss, grad_norm, step_time_s, tokens_per_second}.
  * @param {Run} run
  * @param {StepFigures} now
- * @param {number} firing
+ * @param {{ text: string, tone: string }} firing
  */
 export function showFigures(run, now, firing) {
   const alive = run.ranks.filter((rank) => rank.alive).length;
@@ -88,7 +88,7 @@ export function showFigures(run, now, firing) {
   const short = !finished && alive < run.world_size;
   figure("ranks", finished ? "Ranks" : "Ranks alive", finished ? `${run.world_size}` : `${alive} / ${run.world_size}`, short ? "bad" : "", dots(run));
   figure("lag", "Journal lag", formatSeconds(lag), lag !== null && lag > 5 ? "warn" : "");
-  figure("firing", "Alerts firing", String(firing), firing > 0 ? "bad" : "");
+  figure("firing", "Alerts firing", firing.text, firing.tone);
 }
 
 /**

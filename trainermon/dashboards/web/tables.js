@@ -66,6 +66,16 @@ const keyOf = ({ rule, attempt, first_step: step, state, severity }) => [rule, a
 export const countAlerts = (alerts) => new Set(alerts.map(keyOf)).size;
 
 /**
+ * How many findings fire, as a figure: silenced ones are counted and named, and do not colour it.
+ * @param {(Parameters<typeof keyOf>[0] & { silenced?: unknown })[]} alerts
+ */
+export function firingFigure(alerts) {
+  const all = countAlerts(alerts);
+  const heard = countAlerts(alerts.filter(({ silenced }) => !silenced));
+  return { heard, text: heard < all ? `${all}, of these ${all - heard} silenced` : `${all}`, tone: heard ? "bad" : "" };
+}
+
+/**
  * What a rule found again and again, and is over, as one: the first, and the others in order.
  * @param {AlertGroup[]} groups - in order
  */

@@ -307,7 +307,9 @@ export interface Agent {
   step?: number | null;
   steps_per_s?: number | null;
   ranks?: Rank[];
+  /** Those that fire and are not silenced. */
   alerts?: JobAlert[];
+  silenced?: JobAlert[];
 }
 
 /** Ranks are text, as of 10,000 of them; `coverage` has, by status, which. */
@@ -372,6 +374,7 @@ export interface JobState {
   pace: number;
   world: number;
   alerts: JobAlert[];
+  silenced: JobAlert[];
   standstill: Standstill | null;
   divergences: Divergence[];
 }

@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainermon.core.errors import QueryError, StoreError
 from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.tables import aligned
 from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
 from trainermon.exporters.node_agent import AGENT_FAULTS, find_agent
@@ -280,19 +281,10 @@ def _table(answer: QueryResult) -> Iterable[str]:
     """Yield aligned lines: numbers to the right with six digits, text to the left and escaped, nothing for NULL."""
     texts = [[printable(_text(value)) for value in row] for row in answer.rows]
     head = list(map(printable, answer.columns))
-    widths = [max(len(row[place]) for row in [head, *texts]) for place in range(len(head))]
-    is_number = [all(isinstance(row[place], int | float | None) for row in answer.rows) for place in range(len(widths))]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(cells, widths, is_number, strict=True)
-        )
-        return "  ".join(aligned).rstrip() + "\n"
-
-    yield line(head)
-    yield line(["-" * width for width in widths])
-    yield from map(line, texts)
+    right = [i for i in range(len(head)) if all(isinstance(row[i], int | float | None) for row in answer.rows)]
+    lines = aligned([head, *texts], right=right)
+    widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
+    yield from (f"{text}\n" for text in (lines[0], "  ".join("-" * width for width in widths), *lines[1:]))
     if answer.is_cut:
         yield f"... only the first {len(texts)} rows; --limit or LIMIT shows others\n"
     else:

@@ -6,7 +6,7 @@ import { RankMap } from "./job_map.js";
 import { assess, isDone, readJob, runsOf } from "./job_state.js";
 import { pageLink, showEscalations, showNodes, showRanks, turnBack } from "./job_tables.js";
 import { formatSeconds, formatStep } from "./scales.js";
-import { countAlerts } from "./tables.js";
+import { firingFigure } from "./tables.js";
 import { chooseTheme, chosenTheme } from "./theme.js";
 
 /** @import { Assessment, Job, JobRank, JobState } from "./types.js" */
@@ -132,13 +132,15 @@ function showFigures(job, state) {
   const up = state.nodes.filter((node) => node.up).length;
   const left = state.nodes.filter((node) => !node.up && isDone(node)).length;
   const all = Math.max(state.world, state.ranks.length);
-  const firing = countAlerts(state.alerts.map((alert) => ({ ...alert, attempt: state.attempt, first_step: alert.step, state: "firing" })));
+  const { attempt } = state;
+  const shown = [...state.alerts, ...state.silenced.map((alert) => ({ ...alert, silenced: true }))];
+  const firing = firingFigure(shown.map((alert) => ({ ...alert, attempt, first_step: alert.step, state: "firing" })));
   figure("step", "Step", formatStep(state.step));
   figure("pace", "Time per step", state.pace ? formatSeconds(1 / state.pace) : "–");
   figure("nodes", "Nodes answering", `${up} / ${state.nodes.length}`, up + left < state.nodes.length ? "bad" : "");
   if (state.isOver) figure("ranks", "Ranks", formatStep(all));
   else figure("ranks", "Ranks alive", `${formatStep(state.living)} / ${formatStep(all)}`, state.living < state.world ? "bad" : "");
-  figure("alerts", "Alerts firing", formatStep(firing), firing > 0 ? "bad" : "");
+  figure("alerts", "Alerts firing", firing.text, firing.tone);
   figure("open", "Escalations open", formatStep(job.escalations.filter((entry) => !entry.outcome).length));
 }
 

@@ -41,6 +41,7 @@ export function readJob(job, run) {
   return {
     run, attempt, nodes, standstill, divergences, ranks, living: living.length, isOver, step: steps.length ? most(steps) : null, pace, world,
     alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []),
+    silenced: newest.flatMap((agent) => (agent.up && agent.silenced) || []),
   };
 }
 
@@ -158,8 +159,9 @@ export function assess(state, ready) {
     const headline = ready ? "No agent of a run is found" : "Looking for agents";
     return { tone: "calm", headline, details: ["Agents appear here as soon as they answer."] };
   }
-  if (state.isOver) return { tone: "good", headline: `Finished at step ${formatStep(state.step)}`, details: ["Every rank has ended in good order, and no alert was firing."] };
-  return { tone: "good", headline: state.living === 1 ? "The rank is training" : `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
+  const but = state.silenced.length ? " that is not silenced" : "";
+  if (state.isOver) return { tone: "good", headline: `Finished at step ${formatStep(state.step)}`, details: [`Every rank has ended in good order, and no alert${but} was firing.`] };
+  return { tone: "good", headline: state.living === 1 ? "The rank is training" : `All ${formatStep(state.living)} ranks are training`, details: [`No alert${but} is firing on any node.`] };
 }
 
 /**
