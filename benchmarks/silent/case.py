@@ -43,6 +43,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "megatron_core.pipeline",
             "megatron_core.replicas",
         ),
+        "deepspeed": ("deepspeed_zero.cases",),
     }
 )
 """By framework, the modules with its cases."""

@@ -24,7 +24,7 @@ from benchmarks.silent.loop import Loop, digest, rank_of_job
 from trainermon import TrainerMon
 
 CONFIG = Path(__file__).parents[2] / "examples" / "monitor_config.json"
-HEAVY = {"zero": "tests.frameworks.deepspeed.engines", "megatron": "benchmarks.silent.megatron_core.gpt"}
+HEAVY = {"deepspeed": "benchmarks.silent.deepspeed_zero.engine", "megatron": "benchmarks.silent.megatron_core.gpt"}
 """What is imported once for all ranks, before the cases, which are as well."""
 
 
@@ -33,8 +33,8 @@ def main() -> None:
     torch.set_num_threads(1)
     framework = name.partition("-")[0]
     case = next(case for case in cases_of(framework) if case.name == name)
-    if framework == "zero":
-        importlib.import_module(HEAVY["zero"]).start()
+    if framework == "deepspeed":
+        importlib.import_module(HEAVY["deepspeed"]).start()
     elif case.ranks > 1 or framework == "megatron":
         dist.init_process_group("gloo")
     train(case, folder, first, broken=variant == "broken", unwatched=sys.argv[5:] == ["unwatched"])

@@ -16,6 +16,7 @@ MIN_FAULTS = {
     "ddp": 28,
     "fsdp2": 18,
     "megatron": 40,
+    "deepspeed": 12,
 }
 
 

@@ -28,7 +28,7 @@ def stage() -> int:
     "TTrace 5; Megatron-LM 844",
     "first and last stage add up gradients of the tied embedding of which each has other shards reduced",
     Mechanism.UNREDUCED,
-    phrases=(*UNREDUCED, "tied", "shared", "embedding"),
+    phrases=(*UNREDUCED, "tied", "shared"),
     modules=TIED,
     phases=REDUCED,
     visible=True,  # the two copies of the embedding differ
@@ -53,7 +53,7 @@ def pp_tied_embedding_shards(*, broken: bool) -> Loop:
     "Megatron-LM 656, 835, kin of TTrace 5",
     "first and last stage do not add up the gradients of the tied embedding",
     Mechanism.UNREDUCED,
-    phrases=(*UNREDUCED, "tied", "shared", "embedding"),
+    phrases=(*UNREDUCED, "tied", "shared"),
     modules=TIED,
     phases=REDUCED,
     visible=True,  # the two copies of the embedding differ
@@ -89,7 +89,7 @@ def pp_shared_weight_counted_twice(*, broken: bool) -> Loop:
     "TTrace 10; Megatron-LM 1304",
     "layers that the stages do not divide are rounded down, so that one is missing",
     Mechanism.LAYOUT,
-    phrases=("layer", "stage", "missing"),
+    phrases=("number of layers", "missing layer", "layers are missing", "fewer layers", "no such module"),
     modules=("layers.2", "layers.1", "layers"),
     phases=FORWARD,  # not visible: any number of layers may be meant
     ranks=2,
@@ -103,7 +103,7 @@ def pp_stage_division(*, broken: bool) -> Loop:
     "TTrace 10; Megatron-LM 1778",
     "the last stage runs its first layer twice, and its second one never",
     Mechanism.LAYOUT,
-    phrases=("layer", "stage", "twice", "no gradient", "zero gradient", "never", "does not move", "without gradient"),
+    phrases=("twice", "no gradient", "zero gradient", "never used", "does not move", "without gradient"),
     modules=("layers.0", "layers.1"),
     phases=FORWARD,
     visible=True,  # a layer has no gradients, and its weights do not move
@@ -122,7 +122,7 @@ def pp_layer_doubled(*, broken: bool) -> Loop:
     "VERDICT 6; Megatron-LM PR 7177",
     "what the first stage sends meets the last stage's labels of the other micro batch",
     Mechanism.DATA,
-    phrases=("label", "micro batch", "micro step", "order", "target"),
+    phrases=("label", "target", "other micro batch", "out of order", "wrong order"),
     modules=("output_layer", "(loss)", "final_layernorm"),
     phases=FORWARD,
     visible=True,  # the labels of the last stage are those of another micro batch than the first one's tokens
@@ -172,7 +172,7 @@ def _moments(loop: Any) -> dict[str, Any]:
     "Megatron-LM 7452, finding 12",
     "after a restart the last stage loads the layers of the first one, by the number that they have within a stage",
     Mechanism.RESTART,
-    phrases=("restart", "resume", "checkpoint", "jump", "changed between", "layer"),
+    phrases=("restart", "resume", "checkpoint", "jump", "changed between", "loaded"),
     first_wrong=16,
     modules=("layers.0", "layers"),
     phases=("forward", "parameter", "weight"),
@@ -230,7 +230,7 @@ def vpp_part_unreduced(*, broken: bool) -> Loop:
     "Megatron-LM 1584, kin of TTrace 10",
     "a stage's two parts are run in each other's place",
     Mechanism.LAYOUT,
-    phrases=("order", "layer", "stage", "exchanged", "swapped"),
+    phrases=("restart", "resume", "checkpoint", "jump", "exchanged", "swapped", "changed between", "loaded"),
     first_wrong=16,
     modules=("layers.0", "layers"),
     phases=("forward", "parameter", "weight"),
@@ -263,7 +263,7 @@ def _layers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     "Entangle grad_accumulation",
     "the loss is not divided by the number of micro batches",
     Mechanism.SCALE,
-    phrases=("micro batch", "micro step", "accumulat", "scale", "twice", "too large"),
+    phrases=("accumulat", "scaled", "twice", "too large", "not divided"),
     modules=("(loss)", "output_layer"),
     phases=("backward", "before_step", "forward"),  # not visible: a sum over micro batches may be meant
     ranks=2,

@@ -24,7 +24,7 @@ REDUCED = ("backward", "before_step", "optimizer")
     "TTrace 4; Megatron-LM 2417, 4590",
     "each copy takes the mean over its own tokens, of which one copy has a third, and the means are averaged",
     Mechanism.LOSS,
-    phrases=("token", "weight of", "mean of means", "uneven", "padding"),
+    phrases=("token", "mean of means", "uneven", "padding"),
     modules=("(loss)", "output_layer"),
     phases=("backward", "before_step", "forward"),  # not visible: each copy may be meant to count alike
     ranks=2,
@@ -38,7 +38,7 @@ def dp_mean_of_means(*, broken: bool) -> Loop:
     "Megatron-LM 7452, finding 3",
     "gradients are divided by each copy's own count of tokens, not by that of all",
     Mechanism.SCALE,
-    phrases=(*COPIES, "token", "scale", "uneven"),
+    phrases=(*COPIES, "token", "uneven"),
     phases=REDUCED,
     visible=True,  # gradients and weights that should be copies differ
     ranks=2,
@@ -107,7 +107,7 @@ def dp_reduced_too_early(*, broken: bool) -> Loop:
     "TTrace 9; Megatron-LM 663",
     "parameters of the last bucket are not gathered after the update: each rank has only its own part anew",
     Mechanism.STILL,
-    phrases=(*COPIES, *MOVES, "gather", "bucket"),
+    phrases=(*COPIES, *MOVES, "not gathered", "bucket"),
     phases=("optimizer", "parameter", "forward"),
     visible=True,  # weights that should be copies differ
     ranks=2,
@@ -124,7 +124,7 @@ def zero_bucket_never_gathered(*, broken: bool) -> Loop:
     "Megatron-LM 950, kin of TTrace 9",
     "the forward pass begins before parameters of a bucket have arrived, and uses those of the step before",
     Mechanism.STILL,
-    phrases=("stale", "previous step", "step before", "gather", *COPIES),
+    phrases=("stale", "previous step", "step before", "not gathered", *COPIES),
     modules=("embedding", "layers", "output_layer"),
     phases=FORWARD,
     visible=True,  # what a layer computes is not what its weights make of its input
@@ -154,7 +154,7 @@ def zero_weights_of_step_before(*, broken: bool) -> Loop:
     "dlrover 584, 585: the optimizer updates what the model does not use",
     "main copies in float32 are updated, but never copied to the weights of the first layer",
     Mechanism.STILL,
-    phrases=(*MOVES, "main", "master", "stale"),
+    phrases=(*MOVES, "main copy", "main copies", "master", "stale"),
     modules=("layers.0", "linear_qkv"),
     phases=("optimizer", "parameter", "forward"),
     visible=True,  # weights with gradients do not move
@@ -228,7 +228,7 @@ def recompute_start_for_each_layer(*, broken: bool) -> Loop:
     "TTrace 2",
     "the second layer is computed again from the first one's input, so that gradients are of another forward pass",
     Mechanism.RECOMPUTED,
-    phrases=("recompute", "recomputation", "checkpoint", "not the derivative", "gradient of", "wrong gradient"),
+    phrases=("recompute", "recomputation", "not the derivative", "computed again", "wrong gradient"),
     modules=("layers.1", "layers.0"),
     phases=(*BACKWARD, "forward"),
     visible=True,  # what is computed again is not what was computed
@@ -288,7 +288,7 @@ def float8_weight_stale(*, broken: bool) -> Loop:
     "VERDICT 12, kin of TTrace 4",
     "the loss of one of two copies counts half",
     Mechanism.SCALE,
-    phrases=("scale", "half", "smaller", "rank 0", "differ between ranks", "differ across ranks"),
+    phrases=("scaled", "half of", "halved", "0.5", "smaller than", "differ between ranks", "differ across ranks"),
     modules=("(loss)", "output_layer"),
     phases=("backward", "before_step"),
     visible=True,  # a rank's gradients are half of the other's, step for step
@@ -310,7 +310,7 @@ def dp_loss_of_one_copy(*, broken: bool) -> Loop:
     "Megatron-LM 1532, kin of TTrace 4",
     "gradients that the reduction averages are divided by the number of copies once more",
     Mechanism.SCALE,
-    phrases=("scale", "half", "smaller", "average", "twice"),
+    phrases=("scaled", "half of", "halved", "average", "twice"),
     phases=REDUCED,
     visible=True,  # the sum over copies is not what is reduced
     ranks=2,

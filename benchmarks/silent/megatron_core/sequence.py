@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.silent.case import Mechanism, silent
 from benchmarks.silent.loop import Loop
 from benchmarks.silent.megatron_core.layout import Layout, core, replace, substitute, training
-from benchmarks.silent.megatron_core.tensor import BACKWARD, COPIES, FORWARD, UNREDUCED, part
+from benchmarks.silent.megatron_core.tensor import BACKWARD, CLIP, COPIES, FORWARD, UNREDUCED, part
 
 SPLIT = Layout(tp=2, sp=True)
 REDUCED = ("backward", "before_step", "optimizer")
@@ -60,7 +60,7 @@ def sp_sum_left_in_copy(*, broken: bool) -> Loop:
     "TTrace 14; Megatron-LM 1528",
     "gradients of layer norms are added up twice, and so are as many times too large as there are ranks",
     Mechanism.SCALE,
-    phrases=("twice", "times too large", "scale", "reduced more than once", "not the derivative", "layernorm"),
+    phrases=("twice", "times too large", "scaled", "more than once", "not the derivative"),
     modules=("layernorm",),
     phases=REDUCED,
     visible=True,  # the gradient is no derivative of what was computed
@@ -84,7 +84,7 @@ def sp_layernorm_reduced_twice(*, broken: bool) -> Loop:
     "TTrace 11; TransformerEngine 1616",
     "a weight's gradient is computed before the other ranks' inputs have arrived in the buffer, from what lay there",
     Mechanism.DATA,
-    phrases=("stale", "overlap", "buffer", "not the derivative", "gradient of", "all_gather", "all-gather"),
+    phrases=("stale", "overlap", "buffer", "not the derivative", "too early", "wrong gradient"),
     modules=("linear_qkv", "linear_fc1", "output_layer"),
     phases=BACKWARD,
     visible=True,  # the gradient is no derivative of what was computed
@@ -113,7 +113,7 @@ def sp_overlap_reads_too_early(*, broken: bool) -> Loop:
     "Megatron-LM 7452, finding 7 (and 5)",
     "embeddings are scattered over the wrong group, so that both ranks have the first half of the sequence",
     Mechanism.LAYOUT,
-    phrases=("group", "scatter", "same part", "same tokens", "equal on", "sequence"),
+    phrases=("wrong group", "scatter", "same part", "same tokens", "same positions", "equal on"),
     modules=("embedding", "layers.0"),
     phases=FORWARD,
     visible=True,  # parts that should be different positions are the same
@@ -131,7 +131,7 @@ def sp_scattered_over_wrong_group(*, broken: bool) -> Loop:
     "TTrace 6; Megatron-LM 599; Entangle missing_switchmlp_allreduce",
     "gradients of the router are not added up over the parts of the sequence",
     Mechanism.UNREDUCED,
-    phrases=(*UNREDUCED, "router"),
+    phrases=UNREDUCED,
     modules=("router",),
     phases=REDUCED,
     visible=True,  # weights that should be copies differ
@@ -149,7 +149,7 @@ def sp_router_unreduced(*, broken: bool) -> Loop:
     "TTrace 3; Megatron-LM 673, 906",
     "the loss is not multiplied by the number of context parallel ranks, over which gradients are averaged",
     Mechanism.SCALE,
-    phrases=("scale", "context", "loss", "half", "smaller"),
+    phrases=("scaled", "context parallel", "half of", "halved", "loss scale"),
     modules=("(loss)", "output_layer"),
     phases=("backward", "before_step", "forward"),  # not visible: a weight of the loss may be meant
     ranks=2,
@@ -196,7 +196,7 @@ class _PartAttention(torch.autograd.Function):
     "TTrace 13; Megatron-LM 1464; TransformerEngine 1557",
     "the backward pass of attention over parts takes the softmax statistics of the last block for those of all",
     Mechanism.RECOMPUTED,
-    phrases=("attention", "not the derivative", "gradient of", "wrong gradient"),
+    phrases=("softmax", "not the derivative", "not the gradient of", "wrong gradient", "wrong backward"),
     modules=("linear_qkv", "self_attention", "core_attention"),
     phases=BACKWARD,
     visible=True,  # the gradient is no derivative of what was computed
@@ -227,7 +227,7 @@ def cp_attention_backward(*, broken: bool) -> Loop:
     "TransformerEngine 1615, kin of TTrace 13",
     "the gradient of keys and values lacks what the queries of other context parallel ranks add to it",
     Mechanism.UNREDUCED,
-    phrases=("attention", "not reduced", "not the derivative", "gradient of", "context", "reduce"),
+    phrases=("not reduced", "unreduced", "not added up", "not the derivative", "wrong gradient", "wrong backward"),
     modules=("linear_qkv", "self_attention", "core_attention"),
     phases=BACKWARD,
     visible=True,  # the gradient is no derivative of what was computed
@@ -249,7 +249,7 @@ def cp_keys_gradient_unreduced(*, broken: bool) -> Loop:
     "TTrace 7, with gradients of context parallel ranks",
     "gradients are reduced over data parallel ranks without the context parallel ones",
     Mechanism.UNREDUCED,
-    phrases=(*UNREDUCED, "group"),
+    phrases=(*UNREDUCED, "wrong group", "other group", "another group"),
     phases=REDUCED,
     visible=True,  # weights that should be copies differ
     ranks=2,
@@ -268,7 +268,7 @@ def cp_left_out_of_reduction(*, broken: bool) -> Loop:
     "Megatron-LM 1628",
     "gradients of different experts are averaged, as if ranks held copies of them",
     Mechanism.LAYOUT,
-    phrases=("expert", "group", "averaged", "not the derivative"),
+    phrases=("different experts", "wrong group", "averaged", "not the derivative", "equal gradients"),
     modules=("experts", "mlp"),
     phases=REDUCED,
     visible=True,  # the gradients of different weights are equal
@@ -293,7 +293,7 @@ def ep_experts_averaged(*, broken: bool) -> Loop:
     "Megatron-LM PR 5916; radixark/Megatron-LM PR 80",
     "the clip norm leaves out the experts",
     Mechanism.SCALE,
-    phrases=(*COPIES, "clip", "gradient norm", "norm of all gradients"),
+    phrases=(*COPIES, *CLIP),
     modules=("experts", "mlp"),
     phases=("optimizer", "before_step"),
     visible=True,  # the norm is not that of the gradients
@@ -317,7 +317,7 @@ def ep_norm_without_experts(*, broken: bool) -> Loop:
     "Megatron-LM 7452, finding 10",
     "the count of tokens is added up in place, so that the loss which balances experts is twice too large",
     Mechanism.SCALE,
-    phrases=("auxiliary", "balanc", "router", "twice", "count"),
+    phrases=("auxiliary", "balanc", "twice", "doubled"),
     modules=("router", "mlp"),
     phases=("backward", "before_step", "forward"),  # not visible: a weight of that loss may be meant
     ranks=2,
