@@ -1,4 +1,4 @@
-"""The binding of pairs.c: how the elements of two arrays in memory differ, whatever their strides. Without torch."""
+"""How the elements of two arrays in memory differ, of any strides (pairs.c), and norms of any size. Without torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ BOX_WORDS = 2 + 3 * MAX_DIMS
 Dimensions that are not needed have size 1.
 """
 
+LEAST_SQUARE, MOST_SQUARE = 2.0**-900, 2.0**1000
+"""Between them a sum of squares has lost nothing that counts: that of 1e-162 would be 0, of 1e154 infinite."""
+
 Boxes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class PairSums:
-    """Sums and counts over the elements of two arrays; sums and distances are over those finite on both sides.
+    """Norms and counts over the elements of two arrays; norms and distances are of those finite on both sides.
 
     Attributes:
-        product: Sum of the products.
-        our_square: Sum of squares of the one side.
-        their_square: Of the other.
-        distance_square: Sum of squares of the differences.
+        our_norm: Norm of the one side.
+        their_norm: Of the other.
+        distance: Norm of the difference.
         largest: Largest difference.
         count: Number of elements.
         largest_at: Where the largest difference is, counted over all boxes in C order; -1: nowhere.
@@ -46,10 +48,9 @@ class PairSums:
         their_infs: Infinities on the other.
     """
 
-    product: float = 0.0
-    our_square: float = 0.0
-    their_square: float = 0.0
-    distance_square: float = 0.0
+    our_norm: float = 0.0
+    their_norm: float = 0.0
+    distance: float = 0.0
     largest: float = 0.0
     count: int = 0
     largest_at: int = -1
@@ -67,6 +68,9 @@ class PairSums:
         here = after.largest > self.largest
         return PairSums(
             **added,
+            our_norm=math.hypot(self.our_norm, after.our_norm),
+            their_norm=math.hypot(self.their_norm, after.their_norm),
+            distance=math.hypot(self.distance, after.distance),
             largest=max(self.largest, after.largest),
             largest_at=after.largest_at + self.count if here else self.largest_at,
             ulps=max(self.ulps, after.ulps),
@@ -85,27 +89,46 @@ class PairSums:
     @property
     def relative(self) -> float:
         """Norm of the difference over the larger norm; 0 for two zero arrays."""
-        larger = math.sqrt(max(self.our_square, self.their_square))
-        return math.sqrt(self.distance_square) / larger if larger else 0.0
+        larger = max(self.our_norm, self.their_norm)
+        return self.distance / larger if larger else 0.0
 
     @property
     def cosine(self) -> float | None:
-        """Cosine of the angle between both sides, 1 for two zero arrays; None where only one is zero.
-
-        From the norm of the difference, which is exact to the last digits where the two are nearly equal.
-        """
-        ours, theirs = math.sqrt(self.our_square), math.sqrt(self.their_square)
-        if not ours or not theirs:
-            return 1.0 if ours == theirs else None
-        apart = (self.distance_square - (ours - theirs) ** 2) / (2 * ours * theirs)
-        return min(1.0, max(-1.0, 1.0 - apart))
+        """Cosine of the angle between both sides, 1 for two zero arrays; None where only one is zero."""
+        return cosine_of(self.our_norm, self.their_norm, self.distance)
 
 
-_ADDED = (
-    *("product", "our_square", "their_square", "distance_square", "count", "unequal"),
-    *("our_nans", "our_infs", "their_nans", "their_infs"),
-)
-_NUM_SUMS = 5
+def norm_of(values: npt.NDArray[np.float64]) -> float:
+    """Return the root of the sum of squares of finite numbers `[n]`, 0 of none, inf where it has no place in float64.
+
+    Cost: one pass, three more where the squares do not fit. No threads of a BLAS are used.
+
+    >>> norm_of(np.array([3e-200, 4e-200]))
+    5e-200
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        square = float(np.einsum("i,i->", values, values))
+        if LEAST_SQUARE <= square <= MOST_SQUARE or not values.size:
+            return math.sqrt(square)
+        exponent = int(np.frexp(np.abs(values).max())[1])
+        scaled = np.ldexp(values, -exponent)
+        return float(np.ldexp(math.sqrt(float(np.einsum("i,i->", scaled, scaled))), exponent))
+
+
+def cosine_of(norm: float, other: float, distance: float) -> float | None:
+    """Return the cosine between two vectors by their norms and their distance: 1 of two zero ones, None where one is.
+
+    It is exact to the last digits where the two are nearly equal.
+    """
+    if not norm or not other:
+        return 1.0 if norm == other else None
+    larger = max(norm, other)
+    one, two, apart = norm / larger, other / larger, distance / larger
+    return min(1.0, max(-1.0, 1.0 - (apart - (one - two)) * (apart + (one - two)) / (2 * one * two)))
+
+
+_ADDED = ("count", "unequal", "our_nans", "our_infs", "their_nans", "their_infs")
+_NUM_SUMS = 5  # in what the library returns: the product, three squares, the largest difference
 _FIELDS = tuple(field.name for field in fields(PairSums))
 # How many steps of the wider type one of the narrower is, where both are normal numbers.
 _COARSER = {("float32", "bfloat16"): 16, ("float32", "float16"): 13, ("bfloat16", "float16"): 16}
@@ -117,21 +140,26 @@ def is_available() -> bool:
     return _kernel() is not None
 
 
-def pair_sums(boxes: Boxes, ours: str, theirs: str) -> PairSums:
+def pair_sums(boxes: Boxes, ours: str, theirs: str) -> PairSums | None:
     """Return the sums over all boxes, int64 `[n, BOX_WORDS]`, of elements of the dtypes `ours` and `theirs`.
 
-    Nothing is allocated that grows with the number of elements, and the interpreter lock is released meanwhile. Memory
-    at the addresses must stay where it is; it is not checked.
+    None where a norm could be wrong, as squares of float64 numbers have no place in float64, or all are zero. Nothing
+    is allocated that grows with the number of elements, and the interpreter lock is released meanwhile. Memory at the
+    addresses must stay where it is; it is not checked.
 
     Raises:
         RuntimeError: the library is not there, see `is_available`.
         MemoryFaultError: a mapped file ends before what was asked for, by now.
     """
-    found = np.empty(len(_FIELDS), np.int64)
+    found = np.empty(len(_FIELDS) + 1, np.int64)
     packed = np.ascontiguousarray(boxes, np.int64)
     _needed().sums(packed.ctypes.data, len(packed), KINDS.index(ours), KINDS.index(theirs), found.ctypes.data)
     _refuse_fault()
-    sums = [*found[:_NUM_SUMS].view(np.float64).tolist(), *found[_NUM_SUMS:].tolist()]
+    _, *squares, largest = found[:_NUM_SUMS].view(np.float64).tolist()
+    needed = squares if largest else squares[:2]
+    if "float64" in (ours, theirs) and not all(LEAST_SQUARE <= square <= MOST_SQUARE for square in needed):
+        return None
+    sums = [*map(math.sqrt, squares), largest, *found[_NUM_SUMS:].tolist()]
     of_both = dict(zip(_FIELDS, sums, strict=True))
     steps = _COARSER.get((ours, theirs)) or _COARSER.get((theirs, ours)) or 0
     of_both["ulps"] = -(-of_both["ulps"] >> steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import threading
@@ -302,14 +301,14 @@ def _judged(
     found: dict[str, Any] = {
         "count": sums.count,
         "unequal": sums.unequal,
-        "norms": (math.sqrt(sums.our_square), math.sqrt(sums.their_square)),
+        "norms": (sums.our_norm, sums.their_norm),
         "nonfinite": (sums.our_nans + sums.our_infs, sums.their_nans + sums.their_infs),
     }
     if sums.nonfinite < sums.count or any(found["norms"]):  # else no element is finite on both sides
         found |= {
             "relative": sums.relative,
             "cosine": sums.cosine,
-            "distance": math.sqrt(sums.distance_square),
+            "distance": sums.distance,
             "largest": sums.largest,
             "largest_at": place_of(overlaps, sums.largest_at) if sums.largest_at >= 0 else None,
             "ulps": sums.ulps,

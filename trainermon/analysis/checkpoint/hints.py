@@ -162,7 +162,7 @@ def _are_permuted(files: MappedFiles, pair: PairOfTensors) -> bool:
 def _row_norm(files: MappedFiles, tensor: PlacedTensor, row: int) -> float:
     only = rows_of(tensor, tensor.name, [RowMove(row, 1, 0)])
     views = list(only.views)
-    return sums_of(files, list(intersections(views, views))).our_square
+    return sums_of(files, list(intersections(views, views))).our_norm
 
 
 def are_equal(files: MappedFiles, ours: PlacedTensor, theirs: PlacedTensor) -> bool:

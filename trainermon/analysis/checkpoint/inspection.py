@@ -103,7 +103,7 @@ def _checked(files: MappedFiles, kind: str, tensor: TensorPieces) -> CheckedTens
         whole = placed(tensor)
         cover = coverage(whole.views, whole.shape)
         sums = sums_of(files, [pair for view in cover.views for pair in intersections([view], [view])])
-        norm, nans, infs = math.sqrt(sums.our_square), sums.our_nans, sums.our_infs
+        norm, nans, infs = sums.our_norm, sums.our_nans, sums.our_infs
         faults += faults_of(files, cover, whole)
     except CheckpointError as error:
         faults.append(str(error))

@@ -19,7 +19,7 @@ from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
 from trainermon.analysis.tensor.dtypes import Raw, numbers, parts, storage_dtype
 from trainermon.core.errors import CheckpointError
 from trainermon.statistics import pairs
-from trainermon.statistics.pairs import BOX_WORDS, MAX_DIMS, PairSums
+from trainermon.statistics.pairs import BOX_WORDS, MAX_DIMS, PairSums, norm_of
 
 _MAX_MAPPED = 128
 _MAX_TOUCHED = 1 << 24  # bytes of the files that stay in memory
@@ -93,11 +93,12 @@ def sums_of(files: MappedFiles, overlaps: Sequence[Overlap]) -> PairSums:
         with _no_cut(overlaps):
             found = pairs.pair_sums(boxes, ours, theirs)
         del alive  # the maps had to stay until now
-        return found
-    found = PairSums()
+        if found is not None:
+            return found
+    together = PairSums()
     for one, other in _chunks(overlaps):
-        found = found.merge(_numpy_sums(one, other, ours, theirs))
-    return found
+        together = together.merge(_numpy_sums(one, other, ours, theirs))
+    return together
 
 
 def are_rounded(files: MappedFiles, overlaps: Sequence[Overlap], target: str) -> bool:
@@ -248,17 +249,17 @@ def _numpy_sums(one: Raw, other: Raw, ours: str, theirs: str) -> PairSums:
     a, b = parts(numbers_a), parts(numbers_b)
     finite = np.isfinite(a) & np.isfinite(b)
     x, y = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
-    gap = np.abs(x - y)
+    with np.errstate(over="ignore"):
+        gap = np.abs(x - y)
     largest = float(gap.max(initial=0.0))
     places = np.flatnonzero(unequal)
     nans = [int(np.isnan(side).sum()) for side in (a, b)]
     infs = [int(np.isinf(side).sum()) for side in (a, b)]
     width = len(a) // max(1, len(one))
     return PairSums(
-        product=float(x @ y),
-        our_square=float(x @ x),
-        their_square=float(y @ y),
-        distance_square=float(gap @ gap),
+        our_norm=norm_of(x),
+        their_norm=norm_of(y),
+        distance=norm_of(gap),
         largest=largest,
         count=len(one),
         largest_at=int(gap.argmax()) // width if largest else -1,

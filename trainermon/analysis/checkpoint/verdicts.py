@@ -311,8 +311,8 @@ def _trained_on(
     changes = [tensor.relative for tensor in different if tensor.relative is not None]
     if others or not different or len(different) < _TRAINED_SHARE * len(compared) or median(changes) > _TRAINED_MOST:
         return None
-    moved = sum((tensor.distance or 0.0) ** 2 for tensor in different) ** 0.5
-    size = sum((max(tensor.norms) if tensor.norms else 0.0) ** 2 for tensor in compared) ** 0.5
+    moved = math.hypot(*(tensor.distance or 0.0 for tensor in different))
+    size = math.hypot(*(max(tensor.norms) if tensor.norms else 0.0 for tensor in compared))
     most = max(different, key=lambda tensor: tensor.relative or 0.0)
     whole = moved / size if size else 0.0
     if out:

@@ -14,9 +14,10 @@ from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.noise import ROUNDOFF, is_limit
 
-TINY = 1e-38  # below the least normal float32, a difference means nothing
+TINY = 1e-38  # below the least normal float32, a difference means nothing, but in float64
 _FLOATING = frozenset(f"torch.{name}" for name in ROUNDOFF)
 _numbers = attrgetter("max", "min", "mean", "norm")
+_DOUBLES = ("float64", "complex128")
 _LARGE = 1e38  # beyond, statistics may be those of a mask
 _BLOCK = 8192  # rows that are looked at together: bounds the memory, and fits a cache
 
@@ -49,8 +50,8 @@ def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[DumpRowDiffere
 def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
     """Pick the pairs that can be compared all at once: floating point tensors whose eight statistics are finite.
 
-    Left out are rows that lack a number, of which NaN and Inf are not the same, or that may be masks: they are looked
-    at one by one.
+    Left out are rows that lack a number, of which NaN and Inf are not the same, that may be masks, or whose numbers are
+    tiny: they are looked at one by one.
 
     Returns:
         The positions of the pairs, and an array of shape (pairs, 8): max, min, mean and norm of the target, then those
@@ -67,7 +68,8 @@ def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
     ]
     values = np.array([_numbers(pairs[index][0]) + _numbers(pairs[index][1]) for index in likely], dtype=np.float64)
     values = values.reshape(-1, 8)  # numpy makes NaN of None
-    plain = np.isfinite(values).all(axis=1) & (np.abs(values[:, [0, 1, 4, 5]]) < _LARGE).all(axis=1)
+    largest = np.abs(values[:, [0, 1, 4, 5]]).max(axis=1, initial=0.0)
+    plain = np.isfinite(values).all(axis=1) & (largest < _LARGE) & ((largest > TINY) | (largest == 0))
     finite = np.flatnonzero(plain)
     return [likely[index] for index in finite.tolist()], values[finite]
 
@@ -149,7 +151,8 @@ def relative_size(target: DumpRow, golden: DumpRow) -> float | None:
     size = 0.0 if is_same else _size(target, golden)
     if size is None or math.isnan(size) or _is_same_beside(target, golden):
         return size
-    return max(size, *_gaps(*_finite_pairs(*zip(target.more, golden.more, strict=True))))
+    more = _finite_pairs(*zip(target.more, golden.more, strict=True))
+    return max(size, *_gaps(_least(target, golden), *more))
 
 
 def _is_same_beside(target: DumpRow, golden: DumpRow) -> bool:
@@ -157,9 +160,15 @@ def _is_same_beside(target: DumpRow, golden: DumpRow) -> bool:
     return target.more is None or golden.more is None or target.more == golden.more
 
 
-def _gaps(*pairs: tuple[float, float]) -> list[float]:
+def _least(target: DumpRow, golden: DumpRow) -> float:
+    """Return the size up to which a number of either row is taken for zero."""
+    is_double = any(dtype_name(row.dtype) in _DOUBLES for row in (target, golden))
+    return 0.0 if is_double else TINY
+
+
+def _gaps(least: float, *pairs: tuple[float, float]) -> list[float]:
     largest = max((abs(value) for pair in pairs for value in pair), default=0.0)
-    return [abs(ours - theirs) / largest if largest > TINY else 0.0 for ours, theirs in pairs]
+    return [abs(ours - theirs) / largest if largest > least else 0.0 for ours, theirs in pairs]
 
 
 def _size(target: DumpRow, golden: DumpRow) -> float | None:
@@ -170,15 +179,15 @@ def _size(target: DumpRow, golden: DumpRow) -> float | None:
     extremes = _finite_pairs((target.max, golden.max), (target.min, golden.min))
     if not extremes:
         return _size_without_extremes(target, golden)
-    largest = max(abs(value) for pair in extremes for value in pair)
-    if largest <= TINY:
+    largest, least = max(abs(value) for pair in extremes for value in pair), _least(target, golden)
+    if largest <= least:
         return 0.0
     sizes = [abs(ours - theirs) / largest for ours, theirs in extremes]
     root_mean_square = largest
     for ours, theirs in _finite_pairs((target.norm, golden.norm)):
         norm = max(ours, theirs)
         root_mean_square = norm / math.sqrt(max(1, golden.num_elements)) or largest
-        sizes.append(abs(ours - theirs) / norm if norm > TINY else 0.0)
+        sizes.append(abs(ours - theirs) / norm if norm > least else 0.0)
     sizes += [abs(ours - theirs) / root_mean_square for ours, theirs in _finite_pairs((target.mean, golden.mean))]
     return max(sizes)
 

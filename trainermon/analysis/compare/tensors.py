@@ -23,6 +23,7 @@ from trainermon.analysis.compare.merging.assembly import TensorAssembly
 from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair, is_discrete, relative_size
 from trainermon.analysis.compare.noise import LARGEST, ROUNDOFF
 from trainermon.core.errors import DumpError
+from trainermon.statistics.pairs import cosine_of, norm_of
 
 CHUNK = 1 << 13
 """Elements that are looked at together: 64 KiB in float64. With twice as many, each array costs page faults."""
@@ -60,10 +61,9 @@ class FiniteSums:
 
     Attributes:
         count: Number of elements.
-        product: Sum of target times golden.
-        square: Sum of the target's squares.
-        golden_square: Sum of the golden squares.
-        distance: Sum of the squared differences.
+        norm: The target's.
+        golden_norm: The golden tensor's.
+        distance: Norm of the difference.
         largest: Largest absolute difference.
         largest_share: Largest difference relative to the golden element.
         sum_share: Sum of the relative differences.
@@ -73,9 +73,8 @@ class FiniteSums:
     """
 
     count: int = 0
-    product: float = 0.0
-    square: float = 0.0
-    golden_square: float = 0.0
+    norm: float = 0.0
+    golden_norm: float = 0.0
     distance: float = 0.0
     largest: float = 0.0
     largest_share: float = 0.0
@@ -87,20 +86,16 @@ class FiniteSums:
     @property
     def cosine(self) -> float | None:
         """Cosine of the angle between both sides, 1 for two zero vectors; None where only one is zero."""
-        norm, golden_norm = math.sqrt(self.square), math.sqrt(self.golden_square)
-        if norm and golden_norm:
-            return min(1.0, max(-1.0, self.product / norm / golden_norm))
-        return 1.0 if norm == golden_norm else None
+        return cosine_of(self.norm, self.golden_norm, self.distance)
 
     def add(self, ours: _Array, theirs: _Array, dtype: str) -> None:
         """Add one chunk of both tensors, not empty; units in the last place are those of `dtype`, if it has such."""
         gap, size = np.abs(ours - theirs), np.abs(theirs)
         share = gap / np.where(size > 0, size, _EPS)
         self.count += ours.size
-        self.product += _dot(ours, theirs)
-        self.square += _dot(ours, ours)
-        self.golden_square += _dot(theirs, theirs)
-        self.distance += _dot(gap, gap)
+        self.norm = math.hypot(self.norm, norm_of(ours))
+        self.golden_norm = math.hypot(self.golden_norm, norm_of(theirs))
+        self.distance = math.hypot(self.distance, norm_of(gap))
         self.largest = max(self.largest, float(gap.max()))
         self.largest_share = max(self.largest_share, float(share.max()))
         self.sum_share += float(share.sum())
@@ -150,13 +145,12 @@ class ElementSums:
     def difference(self) -> DumpRowDifference:
         """Return the difference of the two tensors: its relative size, and the cells of the result table."""
         sums = self.finite
-        norm, golden_norm = math.sqrt(sums.square), math.sqrt(sums.golden_square)
+        norm, golden_norm, distance = sums.norm, sums.golden_norm, sums.distance
         share = [
             part / sums.count if sums.count else 1.0 for part in (sums.below_thousandth, sums.below_five_thousandths)
         ]
         mean_share = sums.sum_share / sums.count if sums.count else 0.0
         ratio = norm / golden_norm if golden_norm else 1.0 if not norm else math.inf
-        distance = math.sqrt(sums.distance)
         msprobe = (sums.cosine, distance, sums.largest, sums.largest_share, *share)
         ours = (mean_share, sums.ulps, ratio, self.nonfinite, self.golden_nonfinite)
         size = math.nan if self.differing else distance / max(norm, golden_norm) if distance else 0.0
@@ -214,11 +208,6 @@ def tensor_difference(ours: DumpRow, theirs: DumpRow, *, target: DumpRows, golde
     if is_discrete(ours) and is_discrete(theirs) and (found.relative or _differ_beyond_doubles(flat, their_flat)):
         return found._replace(relative=math.inf)
     return found
-
-
-def _dot(one: _Array, other: _Array) -> float:
-    """Return the scalar product, without the threads of a BLAS: there is one of ours for every core already."""
-    return float(np.einsum("i,i->", one, other))
 
 
 def _reach(values: _Array) -> float:

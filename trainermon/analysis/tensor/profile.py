@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trainermon.analysis.tensor.dtypes import magnitudes
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.index import IndexPart
+from trainermon.statistics.pairs import norm_of
 
 MAX_POSITIONS = 6
 # Of longer dimensions it is not noted which indices hold what is not finite.
@@ -98,7 +99,7 @@ class _ChunkSums:
     negative: int = 0
     zeros: int = 0
     total: float = 0.0
-    square: float = 0.0
+    norm: float = 0.0
     low: tuple[float, int] | None = None
     high: tuple[float, int] | None = None
     bad: list[tuple[int, float]] = field(default_factory=list)
@@ -122,7 +123,7 @@ class _ChunkSums:
 
     def _add_finite(self, values: npt.NDArray[np.float64], mask: _Mask | None) -> None:
         self.total += float(values.sum())
-        self.square += float(values @ values)
+        self.norm = math.hypot(self.norm, norm_of(values))
         low, high = int(values.argmin()), int(values.argmax())
         if self.low is None or values[low] < self.low[0]:
             self.low = (float(values[low]), self._place(low, mask))
@@ -163,7 +164,7 @@ def _finish(sums: _ChunkSums, tensor: StoredTensor, part: IndexPart | None) -> T
 
     finite = sums.count - sums.nans - sums.positive - sums.negative
     mean = sums.total / finite if finite else None
-    rms = math.sqrt(sums.square / finite) if finite else None
+    rms = sums.norm / math.sqrt(finite) if finite else None
     return TensorProfile(
         label=tensor.label,
         dtype=tensor.kind,
@@ -178,7 +179,7 @@ def _finish(sums: _ChunkSums, tensor: StoredTensor, part: IndexPart | None) -> T
         mean=mean,
         std=_std(tensor, mean) if mean is not None else None,
         rms=rms,
-        norm=math.sqrt(sums.square) if finite else None,
+        norm=sums.norm if finite else None,
         bad=tuple(
             ElementPlace(position=position_of(flat, tensor.shape, part), value=value) for flat, value in sums.bad
         ),
@@ -188,14 +189,14 @@ def _finish(sums: _ChunkSums, tensor: StoredTensor, part: IndexPart | None) -> T
 
 def _std(tensor: StoredTensor, mean: float) -> float:
     """Return the standard deviation by a second pass, which loses nothing where the mean is large against it."""
-    total, count = 0.0, 0
+    norm, count = 0.0, 0
     with np.errstate(over="ignore"):
         for chunk in tensor.chunks():
             values = magnitudes(chunk)
             finite = values[np.isfinite(values)] - mean
-            total += float(finite @ finite)
+            norm = math.hypot(norm, norm_of(finite))
             count += finite.size
-    return math.sqrt(total / count)
+    return norm / math.sqrt(count)
 
 
 def _spread(sums: _ChunkSums, part: IndexPart | None) -> list[IndexSpread]:

@@ -12,6 +12,9 @@
 enum { COUNT, MIN, MAX, SUM, SUM_SQ, ZEROS, NANS, INFS, NUM_STATISTICS };
 enum { FIRST_POWER = -292, SIGNIFICAND_BITS = 53, EXPONENT_BIAS = 1075, MAX_DIGITS = 17, MAX_FIXED = 16, MIN_FIXED = -3 };
 
+/* Below, a sum of squares has lost what counts: pairs.py. */
+static const double LEAST_SQUARE = 0x1p-900;
+
 typedef unsigned __int128 wide;
 
 /* The upper 128 bits of 10^k, rounded up, for each k from FIRST_POWER. */
@@ -122,7 +125,7 @@ static char *put_double(char *out, double value, const struct power *powers)
 }
 
 /* Write a line for each row of moments: its statistics as JSON items, or nothing where they are not those of fractions, or
- * do not fit doubles. `out` takes 256 bytes for each. Returns how many bytes were written. */
+ * they or their squares do not fit doubles. `out` takes 256 bytes for each. Returns how many bytes were written. */
 int64_t trainermon_numbers(const double *rows, const uint8_t *are_fractions, int64_t num_rows,
                            const struct power *powers, char *out)
 {
@@ -130,7 +133,8 @@ int64_t trainermon_numbers(const double *rows, const uint8_t *are_fractions, int
     for (int64_t i = 0; i < num_rows; i++, *out++ = '\n') {
         const double *row = rows + i * NUM_STATISTICS;
         double finite = row[COUNT] - row[NANS] - row[INFS], mean = row[SUM] / finite, norm = sqrt(row[SUM_SQ]);
-        if (!are_fractions[i] || !(finite > 0) || !isfinite(mean + norm))
+        int is_lost = row[SUM_SQ] < LEAST_SQUARE && (row[MIN] != 0 || row[MAX] != 0);
+        if (!are_fractions[i] || !(finite > 0) || !isfinite(mean + norm) || is_lost)
             continue;
         out = put_double(put_text(out, "\"Max\": "), row[MAX], powers);
         out = put_double(put_text(out, ", \"Min\": "), row[MIN], powers);

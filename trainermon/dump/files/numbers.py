@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.core.native.library import library_or_none
+from trainermon.statistics.pairs import LEAST_SQUARE
 
 NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 _FRACTIONS = '"Max": %r, "Min": %r, "Mean": %r, "Norm": %r, "nans": %d, "infs": %d, "zeros": %d'
@@ -57,7 +58,7 @@ def numbers_text(row: Sequence[float], kind: ElementKind) -> str:
     count, low, high, total, squares, zeros, nans, infs = row
     finite = count - nans - infs
     if kind is ElementKind.FRACTION and finite:
-        mean, norm = total / finite, math.sqrt(squares)
+        mean, norm = total / finite, _norm(squares, low, high)
         if math.isfinite(mean + norm):
             return _FRACTIONS % (high, low, mean, norm, nans, infs, zeros)
     counts = f'"nans": {int(nans)}, "infs": {int(infs)}, "zeros": {int(zeros)}'
@@ -67,10 +68,15 @@ def numbers_text(row: Sequence[float], kind: ElementKind) -> str:
         return f'"Max": {_boolean(high)}, "Min": {_boolean(low)}, "Mean": null, "Norm": null, {counts}'
     if kind is ElementKind.INTEGER:
         low, high = int(low), int(high)
-    mean, norm = total / finite, math.sqrt(squares)
+    mean, norm = total / finite, _norm(squares, low, high)
     if not (math.isfinite(mean) and math.isfinite(norm)):  # a sum of float64 values that does not fit float64
         return f'"Max": {high!r}, "Min": {low!r}, "Mean": {_finite(mean)}, "Norm": {_finite(norm)}, {counts}'
     return f'"Max": {high!r}, "Min": {low!r}, "Mean": {mean!r}, "Norm": {norm!r}, {counts}'
+
+
+def _norm(squares: float, low: float, high: float) -> float:
+    """Return the norm; NaN where a sum of squares of float64 numbers says nothing, being below what float64 holds."""
+    return math.sqrt(squares) if squares >= LEAST_SQUARE or low == high == 0 else math.nan
 
 
 @functools.cache
