@@ -16,7 +16,7 @@ from trainermon.alerts.laws.clipping import OneFactor
 from trainermon.alerts.laws.gradients import BeginEmpty, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import LawStep, TensorPlace
-from trainermon.alerts.laws.reductions import Linear, OwnData
+from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.registry import LAWS
 from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.updates import Copied, Moves
@@ -134,6 +134,42 @@ class TestLinear:
         verdict = Linear({}).judge(step_of(rows, at=at, placement=shared))
         assert verdict.judged.all()
         assert not verdict.broken.any()
+
+
+class TestUsualScale:
+    @SETTINGS
+    @given(
+        st.integers(0, 1 << 30),
+        st.sampled_from([2, 4, 8]),
+        st.sampled_from([300, 10_000]),
+        st.sampled_from(["sum", "mean", "tokens", "mean of means", "twice", "times"]),
+    )
+    def test_only_a_factor_that_counts_ranks_twice_breaks_it(
+        self, seed: int, num_ranks: int, size: int, how: str
+    ) -> None:
+        own = gradients(seed, num_ranks=num_ranks, size=size, tensors=5)
+        factors = {
+            "sum": float(num_ranks),
+            "mean": 1.0,
+            "tokens": num_ranks / 1537,
+            "mean of means": 1 / num_ranks,
+            "twice": 2.0,
+            "times": float(num_ranks**2),
+        }
+        is_sum = how == "twice" and num_ranks == 2
+        for rounded in (np.float32, bfloat16):
+            reduced = [rounded(value * factors[how]).astype(np.float64) for value in mean_of(own)]
+            rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: [reduced] * num_ranks}
+            verdict = UsualScale({}).judge(step_of(rows))
+            assert verdict.judged.all()
+            assert verdict.broken.all() == verdict.broken.any()
+            assert verdict.broken.any() == (how in ("mean of means", "twice", "times") and not is_sum)
+            assert not Linear({}).judge(step_of(rows)).broken.any()
+
+    def test_what_is_no_reduction_at_all_has_no_factor(self) -> None:
+        own, other = gradients(1, num_ranks=2, size=300, tensors=5), gradients(2, num_ranks=1, size=300, tensors=5)
+        rows = {Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: other * 2}
+        assert not UsualScale({}).judge(step_of(rows)).broken.any()
 
 
 class TestEqualCopies:

@@ -74,11 +74,8 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("late", "reduction-not-linear", WRONG_FROM),
         ("sharded, own part clipped", "clip-factors-differ", WRONG_FROM),
         ("clipped on one", "clip-factors-differ", WRONG_FROM),
-        (
-            "not cleared",
-            "gradients-not-cleared",
-            WRONG_FROM + 1,
-        ),  # suspected on one step, seen on the next
+        ("averaged twice", "reduction-scaled-twice", WRONG_FROM),
+        ("not cleared", "gradients-not-cleared", WRONG_FROM + 1),
         ("lost", "no-gradient", WRONG_FROM),
         ("no gradient", "no-gradient", WRONG_FROM),
         ("same data", "ranks-share-data", 0),
@@ -119,7 +116,7 @@ def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["none", "one batch", "clipped", "sharded, clipped", "sharded, each parameter clipped"]
+    "fault", ["none", "one batch", "summed", "clipped", "sharded, clipped", "sharded, each parameter clipped"]
 )
 def test_nothing_is_said_of_a_sound_training(tmp_path: Path, fault: str) -> None:
     assert alerts_of(fault, tmp_path) == []

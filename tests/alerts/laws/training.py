@@ -54,8 +54,15 @@ class Reduction:
         reduced = own.clone()
         dist.all_reduce(reduced)
         before, self._before[bucket.index()] = self._before.get(bucket.index(), reduced), reduced
-        one = torch.zeros_like(own) if dist.get_rank() == 1 else reduced
-        wrong = {"lost on one": one, "lost": torch.zeros_like(own), "own": bucket.buffer(), "late": before}
+        if self._fault == "summed":
+            reduced = reduced * dist.get_world_size()
+        wrong = {
+            "averaged twice": reduced / dist.get_world_size(),
+            "lost on one": torch.zeros_like(own) if dist.get_rank() == 1 else reduced,
+            "lost": torch.zeros_like(own),
+            "own": bucket.buffer(),
+            "late": before,
+        }
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(wrong.get(self._fault, reduced) if self.step >= WRONG_FROM else reduced)
         return done

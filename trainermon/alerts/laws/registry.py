@@ -15,7 +15,7 @@ from trainermon.alerts.laws.clipping import OneFactor
 from trainermon.alerts.laws.gradients import BeginEmpty, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
-from trainermon.alerts.laws.reductions import Linear, OwnData
+from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.updates import Copied, Moves
 from trainermon.core.catalogue import GRADIENT_KEPT
@@ -76,6 +76,24 @@ LAWS: tuple[Law, ...] = (
             "gradients were read before the reduction had ended",
         ),
         look_at="the collective that reduces these parameters, its group, and who waits for it",
+    ),
+    Law(
+        name="usual-scale",
+        sentence="A reduction averages gradients over the ranks, or sums them, and counts no rank twice.",
+        rows=(Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED),
+        phase="reduction",
+        relation=UsualScale,
+        tolerance="a hundredth, for the factor that most parameters have in common",
+        exceptions=(
+            "factors that no count of ranks explains, as 1 over the number of tokens",
+            "a sum where the loss is a mean: no row tells which of the two is meant",
+            "experts, and ranks on several nodes",
+        ),
+        causes=(
+            "the loss or the gradient is divided by the number of ranks although the reduction averages",
+            "the average is multiplied by the size of another axis, or taken over it once more",
+        ),
+        look_at="who divides by the number of ranks: the loss, a hook, the wrapper, the optimizer",
     ),
     Law(
         name="equal-gradients",
