@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.alerts.across_ranks.test_across import places
 from tests.alerts.series import row
 from trainermon.alerts.laws.clipping import OneFactor
-from trainermon.alerts.laws.gradients import BeginEmpty, Reached, SomeGradient
+from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import LawStep, TensorPlace
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
@@ -341,6 +341,13 @@ class TestGradients:
             verdict = BeginEmpty({}).judge(step_of({Kind.STATE: [[found, np.ones(2)]]}, tensors=columns))
             assert verdict.broken.tolist() == [[broken, False]]
             assert verdict.judged.tolist() == [[True, False]]
+
+    @pytest.mark.parametrize("others", [True, False])
+    def test_a_rank_whose_gradients_are_all_zero_breaks_it_if_others_are_not(self, others: bool) -> None:
+        held = [[np.ones(8) * others, np.zeros(8)], [np.zeros(8), np.zeros(8)], [np.ones(8) * others, None]]
+        verdict = EveryRankGradient({}).judge(step_of({Kind.GRAD_UNREDUCED: held}))
+        assert verdict.broken.all(axis=1).tolist() == [False, others, False]
+        assert not verdict.broken[[0, 2]].any()
 
     @pytest.mark.parametrize("alive", [True, False])
     def test_a_step_needs_one_gradient_on_one_rank(self, alive: bool) -> None:

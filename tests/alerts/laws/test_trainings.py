@@ -77,6 +77,7 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("averaged twice", "reduction-scaled-twice", WRONG_FROM),
         ("not cleared", "gradients-not-cleared", WRONG_FROM + 1),
         ("lost", "no-gradient", WRONG_FROM),
+        ("nothing on one", "rank-without-gradient", WRONG_FROM),
         ("no gradient", "no-gradient", WRONG_FROM),
         ("same data", "ranks-share-data", 0),
         ("cut", "parameter-without-gradient", 20),

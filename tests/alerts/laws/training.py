@@ -118,7 +118,8 @@ def main(fault: str, folder: Path) -> None:
         logits = model(ids)
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         monitor.record(loss=loss)
-        (loss * 0 if fault == "no gradient" and step >= WRONG_FROM else loss).backward()
+        is_nothing = fault == "no gradient" or (fault == "nothing on one" and dist.get_rank() == 1)
+        (loss * 0 if is_nothing and step >= WRONG_FROM else loss).backward()
         clip(model, fault, step)
         if fault == "still" and step == WRONG_FROM:  # as an optimizer that was made before the model was replaced
             optimizer.param_groups[0]["params"] = [nn.Parameter(p.detach().clone()) for p in model.parameters()]

@@ -83,3 +83,22 @@ class SomeGradient(LawRelation):
         share = 1.0 - alive.sum() / max(int(has_series.sum()), 1)
         size = np.full(rows[:, COUNT].shape, share)
         return LawVerdict(size, np.full(size.shape, 1.0 - 1e-9), has_series)
+
+
+class EveryRankGradient(LawRelation):
+    """Each data-parallel rank has a gradient of its own that is not zero, where another one has.
+
+    The size is the share of the rank's gradients before their reduction that are zero, 0 to 1; it is broken at 1.
+    """
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
+        rows = step.rows[Kind.GRAD_UNREDUCED]
+        shown = ~np.isnan(rows[:, COUNT])
+        with np.errstate(all="ignore"):
+            alive = (rows[:, SUM_SQ] > 0) | (rows[:, NANS] + rows[:, INFS] > 0)
+        share = 1.0 - alive.sum(axis=1) / np.maximum(shown.sum(axis=1), 1)
+        judged = np.zeros(shown.shape, np.bool_)
+        for members in data_groups(step.places):
+            judged[members] = shown[members] & bool(alive[members].any())
+        size = np.broadcast_to(share[:, None], shown.shape)
+        return LawVerdict(size, np.full(shown.shape, 1.0 - 1e-9), judged)

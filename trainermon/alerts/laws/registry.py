@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from trainermon.alerts.laws.clipping import OneFactor
-from trainermon.alerts.laws.gradients import BeginEmpty, Reached, SomeGradient
+from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
@@ -208,6 +208,24 @@ LAWS: tuple[Law, ...] = (
             "it is called on another optimizer, or on a copy of the model",
         ),
         look_at="where the loop calls zero_grad: each step adds to the gradients of all steps before it",
+    ),
+    Law(
+        name="every-rank-gradient",
+        sentence="Every data-parallel rank has a gradient of its own to reduce.",
+        rows=(Kind.GRAD_UNREDUCED,),
+        phase="backward",
+        relation=EveryRankGradient,
+        tolerance="none: zero is exact",
+        exceptions=(
+            "ranks that have run out of data, as under torch's Join",
+            "batches without any label that counts",
+            "ranks on several nodes",
+        ),
+        causes=(
+            "all labels of this rank's data are masked, as by another tokenizer or template",
+            "its loss does not depend on the parameters, or is multiplied by zero",
+        ),
+        look_at="the labels that count in the batches of this rank",
     ),
     Law(
         name="some-gradient",
