@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -46,6 +47,8 @@ TRAININGS = {
     "context parallel": partial(train, cp=2),
     "tied stages": partial(train, pp=2),
     "experts": partial(train, ep=2, experts=4),
+    "per-token loss": partial(train, per_token_loss=True),
+    "clipped shards": partial(train, distributed_optimizer=True, overlap=True, dtype=torch.bfloat16, clip=0.1),
 }
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter
 
 MEGATRON, MEGATRON_STEPS = Path(__file__).with_name("megatron_training.py"), 6
-SOUND = ("sequence parallel", "context parallel", "tied stages", "experts")
+SOUND = ("sequence parallel", "context parallel", "tied stages", "experts", "per-token loss", "clipped shards")
 TRAINING = Path(__file__).with_name("training.py")
 LAWS = {rule.name for rule in load_rules() if isinstance(rule.when, BreaksLaw)}
 
