@@ -28,21 +28,31 @@ def unmark(model: nn.Module) -> None:
             vars(parameter)["sequence_parallel"] = False
 
 
+def uncount(model: nn.Module) -> None:
+    """Let the norm count these weights on one tensor-parallel rank only, as if they were copies."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("linear_fc1.weight"):
+            vars(parameter)["tensor_model_parallel"] = False
+
+
 def train(folder: Path, *, break_model: Callable[[nn.Module], None] | None = None, **options: Any) -> None:
     layout = gpt.Layout(**options)
     gpt.initialise(layout)
     chunks, optimizer = gpt.build(layout)
-    if break_model:
-        break_model(chunks[0])
+    if break_model is unmark:
+        unmark(chunks[0])
     config = KINDS | {"output_dir": str(folder), "spool_dir": str(folder), "agent": {"start": False}}
     with TrainerMon(config) as monitor:
         monitor.set_monitor(chunks, gpt.MICRO_BATCHES, optimizer)
+        if break_model is uncount:
+            uncount(chunks[0])  # the monitor knows by then how they are spread
         for step in range(STEPS):
             gpt.train_step(layout, chunks, optimizer, step)
 
 
 TRAININGS = {
     "unmarked norm": partial(train, break_model=unmark, tp=2, sp=True),
+    "uncounted weights": partial(train, break_model=uncount, tp=2),
     "sequence parallel": partial(train, tp=2, sp=True),
     "context parallel": partial(train, cp=2),
     "tied stages": partial(train, pp=2),

@@ -9,6 +9,7 @@ import pytest
 from tests.alerts.laws.training import STEPS, WRONG_FROM
 from tests.journal_rows import only_spool
 from tests.ranks import run_ranks
+from trainermon.agent.integrity import IntegrityCheck
 from trainermon.alerts.conditions.criteria import BreaksLaw
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.log import AlertLog
@@ -130,8 +131,23 @@ def test_the_alert_names_parameters_size_and_what_rounding_explains(tmp_path: Pa
     assert "3 of 7" in alert.message
 
 
-def test_a_norm_that_tensor_parallel_ranks_do_not_reduce_is_named_and_sound_layouts_are_not(tmp_path: Path) -> None:
-    run_ranks(MEGATRON, str(tmp_path), "unmarked norm", *SOUND)
+def checked(folder: Path) -> list[Alert]:
+    """Return what the agent finds of shards and norms that do not add up."""
+    found: list[Alert] = []
+    engine = RuleEngine(load_rules())
+    check = IntegrityCheck(lambda statement: found.extend(engine.report(statement)))
+    for header, block in steps_of(folder):
+        check.on_block(header, header.series, block)
+    assert check.num_checked == MEGATRON_STEPS
+    return found
+
+
+def test_megatron(tmp_path: Path) -> None:
+    run_ranks(MEGATRON, str(tmp_path), "unmarked norm", "uncounted weights", *SOUND)
+
+    (uncounted,) = checked(tmp_path / "uncounted weights")
+    names = ", ".join(f"decoder.layers.{layer}.mlp.linear_fc1.weight" for layer in range(2))
+    assert f"which is the norm with {names} counted on tp 0 only" in uncounted.message
 
     alerts = {alert.rule: alert for alert in judged(tmp_path / "unmarked norm", MEGATRON_STEPS)}
     unmarked = alerts["reduced-gradients-differ"]
@@ -140,3 +156,4 @@ def test_a_norm_that_tensor_parallel_ranks_do_not_reduce_is_named_and_sound_layo
     assert unmarked.first_step == 0
     for name in SOUND:
         assert not LAWS & {alert.rule for alert in judged(tmp_path / name, MEGATRON_STEPS)}, name
+        assert checked(tmp_path / name) == [], name

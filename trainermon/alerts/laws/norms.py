@@ -19,10 +19,10 @@ from trainermon.core.values import Coordinates, Placement
 
 AXES = ("tp", "pp", "cp", "dp", "ep")
 MAX_NAMED = 3
-_OF_DIFFERENCE = 0.02
+_OF_DIFFERENCE = 2e-3
 _OF_NORM = 4e-6  # frameworks sum squares in float32
 _WORDS = ("norm", "bias", "expert", "router", "embed")
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a layer's number, not that of fc1
 
 
 class SquaredGradient(NamedTuple):
