@@ -32,6 +32,7 @@ class SimulatedAgent:
         gone: Ranks that do not live any more, and have not said why.
         ended: Ranks that have ended in good order.
         evidence: What is known of its ranks, where they stand still.
+        folded: By step and rank, its place and its gradients, folded.
         checksums: By step, group, rank and name, of the replicas that its ranks hold.
         reports: What its ranks say of each dump; None for nothing.
         delay_s: How long the next order takes to arrive.
@@ -46,6 +47,7 @@ class SimulatedAgent:
         self.gone: set[int] = set()
         self.ended: set[int] = set()
         self.evidence: list[dict[str, Any]] = []
+        self.folded: dict[int, dict[str, Any]] = {}
         self.checksums: dict[int, dict[str, dict[int, dict[str, int]]]] = {}
         self.reports: str | None = "written"
         self.delay_s: Callable[[], float] = lambda: 0.0
@@ -107,6 +109,11 @@ class SimulatedAgent:
         }
         return {"attempt": self.attempt, "steps": steps}
 
+    def folds(self, after: int) -> dict[str, Any]:
+        """Answer `GET /api/v1/folds`."""
+        steps = {str(step): ranks for step, ranks in self.folded.items() if step > after}
+        return {"attempt": self.attempt, "steps": steps}
+
     def copies(self, step: int, group: str) -> dict[str, Any]:
         """Answer `GET /api/v1/copies`."""
         ranks = self.checksums.get(step, {}).get(group, {})
@@ -147,8 +154,9 @@ async def start(
                 return _json(agent.states())
             case "GET", "/api/v1/evidence":
                 return _json({"ranks": agent.evidence})
-            case "GET", "/api/v1/checksums":
-                return _json(agent.digests(int(asked["after"])))
+            case "GET", "/api/v1/checksums" | "/api/v1/folds":
+                tell = agent.digests if url.path.endswith("checksums") else agent.folds
+                return _json(tell(int(asked["after"])))
             case "GET", "/api/v1/copies":
                 return _json(agent.copies(int(asked["step"]), asked["group"]))
             case "POST", "/api/v1/escalations":

@@ -42,6 +42,7 @@ class Rank:
 
     def __init__(self, run, rank, *, attempt=1, start_agent=False, environment=None, prefix=(), folder=None):
         command = [*prefix, sys.executable, RANK_SCRIPT, run.spool, run.run_id, rank, attempt, run.world_size]
+        self.number = rank
         self.process = subprocess.Popen(
             [str(word) for word in command + [run.settings] * start_agent],
             stdin=subprocess.PIPE,
@@ -66,6 +67,9 @@ class Rank:
 
     def checksum(self, step, checksum):
         assert self.tell(f"checksum {step} {checksum}") == "done"
+
+    def gradient(self, step, given, reduced):
+        assert self.tell(f"gradient {step} {given} {reduced}") == "done"
 
     def event(self, **event):
         assert self.tell(f"event {json.dumps(event)}") == "done"

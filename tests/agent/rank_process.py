@@ -2,9 +2,10 @@
 
     python rank_process.py SPOOL RUN_ID RANK ATTEMPT WORLD_SIZE [START]
 
-`steps FIRST N [nan]` writes N steps, `checksum STEP N` one with the checksum N of a replica, `event JSON` an event,
-`commands` answers with what the rank was ordered to do, `end` closes the journal and leaves. At the end of the input it
-leaves without a word, as a rank that was killed does. With START the agent is started too, as local rank 0 does.
+`steps FIRST N [nan]` writes N steps, `checksum STEP N` one with the checksum N of a replica, `gradient STEP A B` one with
+a gradient whose elements add up to A before and to B after its reduction, `event JSON` an event, `commands` answers with
+what the rank was ordered to do, `end` closes the journal and leaves. At the end of the input it leaves without a word,
+as a rank that was killed does. With START the agent is started too, as local rank 0 does.
 """
 
 import array
@@ -61,6 +62,20 @@ def checksum_block(series: int, step: int, checksum: int) -> StatBlock:
     return StatBlock(step=step, time_s=time.time(), series=array.array("I", [series]), values=values)
 
 
+@functools.cache
+def gradients(journal: JournalWriter) -> int:
+    """Return the number of the first of two series, a gradient before and after its reduction, which join now."""
+    placement = Placement(dtype="float32", shape=(8,), replicated_over=("dp",))
+    kinds = (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED)
+    return journal.add_series([SeriesKey(kind, "h.9.weight") for kind in kinds], [placement] * 2)
+
+
+def gradient_block(series: int, step: float, given: float, reduced: float) -> StatBlock:
+    columns = zip(*([8.0, -2.0, 2.0, total, 10.0, 0.0, 0.0, 0.0] for total in (given, reduced)), strict=True)
+    values = array.array("d", [value for column in columns for value in column])
+    return StatBlock(step=int(step), time_s=time.time(), series=array.array("I", [series, series + 1]), values=values)
+
+
 def main() -> None:
     spool, run_id, rank, attempt, world_size = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
     lock = RankLock(spool, rank)
@@ -91,6 +106,8 @@ def main() -> None:
                 journal.append_block(block(step, rank, nan=bool(nan)))
         elif verb == "checksum":
             journal.append_block(checksum_block(replica(journal), *map(int, text.split())))
+        elif verb == "gradient":
+            journal.append_block(gradient_block(gradients(journal), *map(float, text.split())))
         elif verb == "event":
             journal.append_event(decode(json.loads(text)))
         elif verb == "commands":

@@ -25,6 +25,7 @@ from trainermon.agent.alerting import AlertBook
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.exports import ExportProcess
 from trainermon.agent.feed import EventFeed
+from trainermon.agent.folded_rows import FoldedRows
 from trainermon.agent.follower import FollowedRecord, JournalFollower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
@@ -125,6 +126,7 @@ class AgentParts:
         orders: The parts for orders to ranks.
         views: What page and metrics show.
         checksums: Checksums of copies of parameters.
+        folds: Gradients, folded, of the steps that a controller is told of.
         exports: The process that writes other forms (csv, InfluxDB …).
         integrity: Checks that what all ranks report fits together.
         records: The last steps of each rank.
@@ -140,6 +142,7 @@ class AgentParts:
     orders: OrderParts
     views: RunViews
     checksums: ReplicaChecksums
+    folds: FoldedRows
     exports: ExportProcess
     integrity: IntegrityCheck
     records: LastRecords
@@ -214,9 +217,9 @@ def _connect(
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
-    checksums = ReplicaChecksums()
+    checksums, folds = ReplicaChecksums(), FoldedRows()
     shown = (MetricsConsumer(views.metrics), HistoryConsumer(views.history))
-    consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
+    consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums, folds)
     rows = AcceleratorRows(max_age_s=validity_s(settings.agent.accelerators_s))
     pipeline = _pipeline(place, settings, executor, consumers=consumers, extend=rows.extend)
     return AgentParts(
@@ -233,6 +236,7 @@ def _connect(
         ),
         views=views,
         checksums=checksums,
+        folds=folds,
         exports=exports,
         integrity=integrity,
         records=records,

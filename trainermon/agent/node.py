@@ -58,6 +58,7 @@ class RunNode:
         self._curves = StoredCurves(parts.place.run_dir, node=parts.place.node, flush=flush)
         self._history = parts.views.history
         self._checksums = parts.checksums
+        self._folds = parts.folds
         self._metrics = AgentMetrics(parts, faults)
         self._desk = OrderDesk(
             orders.commands, parts.watch, orders.reactions, margin_steps=parts.settings.escalation.margin_steps
@@ -175,6 +176,10 @@ class RunNode:
         Without a hang, what the control pages tell.
         """
         return self._hang.plain()
+
+    def folds(self, after: int) -> dict[str, Any]:
+        """Return {"attempt", "steps"}: by step after `after` and rank, its place and its gradients, folded."""
+        return self._folds.rows(after)
 
     def checksums(self, after: int) -> dict[str, Any]:
         """Return {"attempt", "steps"}: by step after `after`, group and rank, a digest of the checksums of replicas."""

@@ -95,6 +95,29 @@ def test_the_rank_whose_replica_differs_from_those_of_other_nodes_is_told_to_dum
         assert "trainermon_controller_diverged_ranks 1.0" in answer.read().decode()
 
 
+def test_a_reduction_over_nodes_that_keeps_to_each_node_is_told_and_one_over_all_is_not(job):
+    controller, nodes = job
+
+    def reduce_over(step, *, all_ranks):
+        for node in nodes:
+            own = [rank.number + 1 for rank in node.ranks]
+            for rank, given in zip(node.ranks, own, strict=True):
+                rank.gradient(step, given, 2.5 if all_ranks else sum(own) / 2)
+
+    def laws():
+        return controller.get_json("api/v1/job")["broken_laws"].get("run", [])
+
+    reduce_over(20, all_ranks=True)
+    for step in (40, 60):
+        reduce_over(step, all_ranks=False)
+    found = wait_for(laws, "the law that is broken")
+
+    assert [(each["step"], each["ranks"]) for each in found] == [(40, [0, 1, 2, 3])]
+    assert "ranks that hold copies of a parameter have the same reduced gradient" in found[0]["text"]
+    reduce_over(80, all_ranks=True)
+    wait_for(lambda: not laws(), "that it holds again")
+
+
 def test_a_run_directory_tells_where_agents_are_and_what_opens_them(make_node, make_controller):
     node = make_node("a", (0,), world_size=1)
     node.ranks[0].steps(0, 11)

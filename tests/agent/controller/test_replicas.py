@@ -156,7 +156,7 @@ def test_agents_of_an_earlier_version_are_silent(play, monkeypatch):
         async def missing(*arguments):
             raise ValueError("status 404: there is no such page")
 
-        monkeypatch.setattr(scene.controller.replicas._client, "get", missing)
+        monkeypatch.setattr(scene.controller.client, "get", missing)
         await scene.controller.replicas.look()
         return scene.controller.replicas
 

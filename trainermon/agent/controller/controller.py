@@ -15,6 +15,7 @@ from trainermon.agent.controller.discovery import make_finders
 from trainermon.agent.controller.dispatch import EscalationDispatcher
 from trainermon.agent.controller.fleet import AgentFleet
 from trainermon.agent.controller.journal import EscalationJournal
+from trainermon.agent.controller.laws import LawWatch
 from trainermon.agent.controller.replicas import LOOK_S as COMPARE_S
 from trainermon.agent.controller.replicas import ReplicaWatch
 from trainermon.agent.controller.settings import ControllerSettings
@@ -68,6 +69,7 @@ class Controller:
         journal: The escalations.
         standstill: Who holds up a run that stands still.
         replicas: Whether the copies of parameters on different nodes are equal.
+        laws: What does not hold of the gradients of ranks on different nodes.
         dispatcher: Carries escalations out.
         counts: Alerts and escalations since the start, by what became of them.
         num_faults: Rounds that failed.
@@ -83,6 +85,7 @@ class Controller:
         self.fleet = AgentFleet(self.client, make_finders(settings))
         self.standstill = StandstillInquiry(self.fleet, self.client)
         self.replicas = ReplicaWatch(self.fleet, self.client, self._escalate)
+        self.laws = LawWatch(self.fleet, self.client)
         self.dispatcher = EscalationDispatcher(
             settings, fleet=self.fleet, client=self.client, journal=journal, lock=self._lock
         )
@@ -98,6 +101,7 @@ class Controller:
                 self._repeat(self.fleet.poll, poll_s),
                 self._repeat(self.standstill.look, LOOK_S),
                 self._repeat(self.replicas.look, max(COMPARE_S, poll_s)),
+                self._repeat(self.laws.look, max(COMPARE_S, poll_s)),
             )
         finally:
             await self.dispatcher.close()

@@ -40,6 +40,10 @@ def render_job(controller: Controller) -> bytes:
             run: [{"text": each.text, "step": each.step, "ranks": each.ranks} for each in found.values()]
             for run, found in controller.replicas.findings.items()
         },
+        "broken_laws": {
+            run: [{"text": each.text, "step": each.step, "ranks": each.ranks} for each in found]
+            for run, found in controller.laws.findings.items()
+        },
         "agents": [_describe_agent(agent, now_s) for agent in agents],
         "escalations": [_in_short(escalation) for escalation in _newest(controller)],
     }

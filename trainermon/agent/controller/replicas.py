@@ -16,20 +16,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from trainermon.agent.controller.client import FAULTS, AgentClient, describe
+from trainermon.agent.controller.client import AgentClient
 from trainermon.agent.controller.fleet import AgentFleet, AgentHandle
+from trainermon.agent.controller.steps import StepInquiry
 from trainermon.agent.hang.evidence import spans
 from trainermon.agent.orders.webhook import DumpRequest
 from trainermon.core.values import DumpTask
 
 LOOK_S = 10.0
-MAX_OPEN_STEPS = 16
 MAX_RANKS = 16
 """So many of the ranks that are named dump."""
 MAX_NAMES = 5
 
 Key = TypeVar("Key")
-_Digests = dict[str, dict[int, tuple[int, AgentHandle]]]  # by group and rank
+_Told = dict[str, dict[int, int]]  # digests by group and rank
+_Digests = dict[str, dict[int, tuple[int, AgentHandle]]]
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +83,6 @@ class DivergenceFinding:
 class ReplicaWatch:
     """Compares the copies that a run has on several nodes, on every checked step. Make it inside the event loop.
 
-    A step is compared when every agent of the run that answers has come as far, or when so many later ones are open
-    that whoever is missing will not come soon.
-
     Args:
         fleet: The agents.
         client: Speaks to them.
@@ -101,37 +99,23 @@ class ReplicaWatch:
     ) -> None:
         self.findings: dict[str, dict[str, DivergenceFinding]] = {}
         self.num_comparisons = self.num_mismatches = 0
-        self._fleet = fleet
-        self._client = client
         self._escalate = escalate
-        self._runs: dict[str, _AttemptReports] = {}
+        self._inquiry = StepInquiry(fleet, client, "api/v1/checksums", _told)
 
     async def look(self) -> None:
         """Compare the checksums that are new since the last call; skips runs that one agent sees completely."""
-        runs = self._fleet.runs
-        self._runs = {run: self._runs.get(run) or _AttemptReports() for run in runs}
-        self.findings = {run: found for run, found in self.findings.items() if run in self._runs}
-        for run in runs:
-            await self._look_at(run)
+        told = await self._inquiry.look()
+        attempts = {each.run: each.attempt for each in told}
+        self.findings = {
+            run: {group: found for group, found in of_run.items() if found.attempt == attempts[run]}
+            for run, of_run in self.findings.items()
+            if run in attempts
+        }
+        for run, attempt, steps in told:
+            for step, answers in steps:
+                await self._compare(run, attempt, step, _by_group(answers))
 
-    async def _look_at(self, run: str) -> None:
-        agents = [agent for agent in self._fleet.of_run(run) if agent.is_up]
-        attempt = max((agent.report.attempt for agent in agents if agent.report), default=0)
-        if self._runs[run].attempt != attempt:
-            self._runs[run] = _AttemptReports(attempt)
-            self.findings.pop(run, None)
-        if len(agents) < 2:
-            return
-        known = self._runs[run]
-        paths = [f"api/v1/checksums?after={known.newest.get(agent.target.url, -1)}" for agent in agents]
-        answers = await asyncio.gather(*map(self._ask, agents, paths))
-        for agent, answer in zip(agents, answers, strict=True):
-            if answer is not None:
-                _contained(agent, known.add, agent, answer)
-        for step, digests in known.complete([agent.target.url for agent in agents]):
-            await self._compare(run, step, digests)
-
-    async def _compare(self, run: str, step: int, digests: _Digests) -> None:
+    async def _compare(self, run: str, attempt: int, step: int, digests: _Digests) -> None:
         new = []
         for group, held in digests.items():
             if len({agent.target.url for _, agent in held.values()}) < 2:
@@ -141,7 +125,7 @@ class ReplicaWatch:
             if len({digest for digest, _ in held.values()}) == 1:
                 continue
             self.num_mismatches += 1
-            found = await self._judge(run, step, group, held)
+            found = await self._judge(attempt, step, group, held)
             if before is not None:
                 found = dataclasses.replace(found, step=before.step)
             self.findings.setdefault(run, {})[group] = found
@@ -152,66 +136,40 @@ class ReplicaWatch:
             await self._escalate(_request(run, step, new))
 
     async def _judge(
-        self, run: str, step: int, group: str, held: Mapping[int, tuple[int, AgentHandle]]
+        self, attempt: int, step: int, group: str, held: Mapping[int, tuple[int, AgentHandle]]
     ) -> DivergenceFinding:
         agents = list({agent.target.url: agent for _, agent in held.values()}.values())
         path = f"api/v1/copies?step={step}&group={quote(group)}"
-        answers = await asyncio.gather(*(self._ask(agent, path) for agent in agents))
+        answers = await asyncio.gather(*(self._inquiry.ask(agent, path, _copies) for agent in agents))
         reports: dict[int, dict[str, int]] = {}
-        for agent, answer in zip(agents, answers, strict=True):
-            if answer is not None:
-                reports |= _contained(agent, _copies, answer) or {}
+        for answer in answers:
+            reports |= answer or {}
         single = divergences(reports)
         whole = divergences({rank: {"": digest} for rank, (digest, _) in held.items()})
         found = single or whole
         ranks = {rank for each in found for rank in each.ranks}
         return DivergenceFinding(
-            attempt=self._runs[run].attempt,
+            attempt=attempt,
             step=step,
             ranks=tuple(sorted(ranks)),
             others=tuple(sorted({rank for each in found for rank in each.others} - ranks)),
             names=tuple(each.copies for each in single),
         )
 
-    async def _ask(self, agent: AgentHandle, path: str) -> Any:
-        try:
-            return await self._client.get(agent.target, path)
-        except FAULTS as error:
-            _note_silent(agent, error)
-            return None
+
+def _told(groups: Any) -> _Told:
+    return {
+        str(group): {int(rank): int(digest, 16) for rank, digest in digests.items()}
+        for group, digests in groups.items()
+    }
 
 
-class _AttemptReports:
-    """What the agents of an attempt have told, of the steps that are not compared yet."""
-
-    def __init__(self, attempt: int = -1) -> None:
-        self.attempt = attempt
-        self.newest: dict[str, int] = {}
-        self._open: dict[int, _Digests] = {}
-        self._compared = -1
-
-    def add(self, agent: AgentHandle, answer: Any) -> None:
-        """Add an agent's digests. Raises ValueError, KeyError, TypeError or AttributeError if they are none."""
-        if answer["attempt"] != self.attempt:
-            return
-        for text, groups in answer["steps"].items():
-            step = int(text)
-            self.newest[agent.target.url] = max(step, self.newest.get(agent.target.url, -1))
-            if step <= self._compared:
-                continue
-            opened = self._open.setdefault(step, {})
-            for group, digests in groups.items():
-                held = opened.setdefault(str(group), {})
-                held.update({int(rank): (int(digest, 16), agent) for rank, digest in digests.items()})
-
-    def complete(self, urls: Sequence[str]) -> list[tuple[int, _Digests]]:
-        """Return, oldest first, the steps that can be compared, and forget them."""
-        reached = min((self.newest[url] for url in urls if url in self.newest), default=-1)
-        steps = sorted(self._open)
-        late = steps[: max(0, len(steps) - MAX_OPEN_STEPS)]
-        ready = [step for step in steps if step <= reached or step in late]
-        self._compared = max([self._compared, *ready])
-        return [(step, self._open.pop(step)) for step in ready]
+def _by_group(told: Sequence[tuple[AgentHandle, _Told]]) -> _Digests:
+    held: _Digests = {}
+    for agent, groups in told:
+        for group, digests in groups.items():
+            held.setdefault(group, {}).update({rank: (digest, agent) for rank, digest in digests.items()})
+    return held
 
 
 def divergences(reports: Mapping[int, Mapping[Key, int]]) -> list[CopyDivergence[Key]]:
@@ -260,19 +218,3 @@ def _copies(answer: Any) -> dict[int, dict[str, int]]:
         int(rank): {str(name): int(checksum, 16) for name, checksum in held.items()}
         for rank, held in answer["ranks"].items()
     }
-
-
-Result = TypeVar("Result")
-
-
-def _contained(agent: AgentHandle, read: Callable[..., Result], *arguments: Any) -> Result | None:
-    """Return what `read` makes of an answer, None if it is not that of an agent of this version."""
-    try:
-        return read(*arguments)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        _note_silent(agent, error)
-        return None
-
-
-def _note_silent(agent: AgentHandle, error: Exception) -> None:
-    _log.info("%s tells no checksums: %s", agent.target.url, describe(error))

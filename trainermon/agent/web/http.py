@@ -31,6 +31,9 @@ class NodeInterface(PageInterface, Protocol):
     def checksums(self, after: int) -> dict[str, Any]:
         """Return {"attempt", "steps"}: by step after `after`, group and rank, a digest of the checksums of replicas."""
 
+    def folds(self, after: int) -> dict[str, Any]:
+        """Return {"attempt", "steps"}: by step after `after` and rank, its place and its gradients, folded."""
+
     def copies(self, step: int, group: str) -> dict[int, dict[str, str]]:
         """Return, by rank and name, the checksums (hexadecimal) of one group of copies on one step."""
 
@@ -129,6 +132,10 @@ def _add_evidence(app: FastAPI, node: NodeInterface) -> None:
     @app.get("/api/v1/checksums")
     async def checksums(after: int = -1) -> Response:
         return json_answer(node.checksums(after))
+
+    @app.get("/api/v1/folds")
+    async def folds(after: int = -1) -> Response:
+        return json_answer(node.folds(after))
 
     @app.get("/api/v1/copies")
     async def copies(step: int, group: str) -> Response:

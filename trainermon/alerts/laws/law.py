@@ -124,6 +124,7 @@ class Law:
         also: Kinds that it looks at where they are collected.
         relation: Makes what judges it.
         names: Shell patterns of the series, unless a rule says others.
+        holds_for_sums: It holds for sums of tensors as for each of them: the controller judges it over all nodes.
         settings: The numbers that a rule may set, with their defaults.
         tolerance: What rounding explains, in words.
         exceptions: Where it is not judged, or may be broken by design.
@@ -142,6 +143,7 @@ class Law:
     look_at: str
     also: tuple[Kind, ...] = ()
     names: tuple[str, ...] = ("*",)
+    holds_for_sums: bool = False
     settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property

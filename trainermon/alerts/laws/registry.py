@@ -63,10 +63,11 @@ LAWS: tuple[Law, ...] = (
         sentence="What ranks get from a reduction is the scaled sum of what each of them had.",
         rows=(Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED),
         phase="reduction",
+        holds_for_sums=True,
         relation=Linear,
         tolerance="1e-5 for the order of sums, and 2^-7 of a term, for 16 bits, over the root of their number",
         exceptions=(
-            "ranks on several nodes: an agent sees its own",
+            "ranks on several nodes, unless a controller runs: an agent sees its own",
             "experts, whose ranks share data in another way",
             "lossy hooks, as PowerSGD",
         ),
@@ -100,6 +101,7 @@ LAWS: tuple[Law, ...] = (
         sentence="Ranks that hold copies of a parameter have the same reduced gradient of it.",
         rows=(Kind.GRAD_REDUCED,),
         phase="reduction",
+        holds_for_sums=True,
         relation=EqualCopies,
         tolerance=(
             "1e-4 of the norm for the order of sums, two units in the last place of the type over the root of the "
@@ -140,6 +142,7 @@ LAWS: tuple[Law, ...] = (
         sentence="Data-parallel ranks have different gradients before they are reduced.",
         rows=(Kind.GRAD_UNREDUCED,),
         phase="input",
+        holds_for_sums=True,
         relation=OwnData,
         tolerance="none: what is computed from other data differs",
         exceptions=("trainings that give all ranks the same on purpose, as to overfit one batch",),

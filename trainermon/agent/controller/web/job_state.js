@@ -37,9 +37,10 @@ export function readJob(job, run) {
   const world = most(newest.map((agent) => agent.world_size ?? 0));
   const standstill = (run !== undefined && job.standstills?.[run]) || null;
   const divergences = (run !== undefined && job.divergences?.[run]) || [];
+  const brokenLaws = (run !== undefined && job.broken_laws?.[run]) || [];
   const isOver = ranks.length > 0 && ranks.every((rank) => !rank.alive && (rank.up || hasEnded(rank)));
   return {
-    run, attempt, nodes, standstill, divergences, ranks, living: living.length, isOver, step: steps.length ? most(steps) : null, pace, world,
+    run, attempt, nodes, standstill, divergences, brokenLaws, ranks, living: living.length, isOver, step: steps.length ? most(steps) : null, pace, world,
     alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []),
     silenced: newest.flatMap((agent) => (agent.up && agent.silenced) || []),
   };
@@ -149,7 +150,7 @@ export const byTrouble = (a, b) => urgencyOf(a) - urgencyOf(b) || a.rank - b.ran
  * @returns {Assessment}
  */
 export function assess(state, ready) {
-  const findings = [standing(state), diverging(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter((found) => found !== null);
+  const findings = [standing(state), lawless(state), diverging(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter((found) => found !== null);
   findings.sort((a, b) => Number(a.tone === "warn") - Number(b.tone === "warn"));
   const [first, ...others] = findings;
   if (first) {
@@ -174,6 +175,17 @@ function standing({ standstill }) {
   const { culprits, text } = standstill;
   const headline = culprits.length ? `${culprits.length === 1 ? "Rank" : "Ranks"} ${formatSpans(culprits, MOST_SPANS)} ${culprits.length === 1 ? "holds" : "hold"} the job up` : "The job stands still";
   return { tone: "bad", headline, details: [text] };
+}
+
+/**
+ * What no agent can see: it has the gradients of its own ranks only.
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
+function lawless({ brokenLaws }) {
+  if (!brokenLaws.length) return null;
+  const headline = `${brokenLaws.length === 1 ? "A law" : `${brokenLaws.length} laws`} of every correct training ${brokenLaws.length === 1 ? "does" : "do"} not hold`;
+  return { tone: "bad", headline, details: brokenLaws.map(({ text }) => text) };
 }
 
 /**
