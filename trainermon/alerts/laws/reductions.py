@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from trainermon.alerts.conditions.condition import Indices, Mask
@@ -109,26 +111,24 @@ class UsualScale(ReductionLaw):
 class OwnData(LawRelation):
     """Two data-parallel ranks never have the same gradients: they would have computed the same on the same data.
 
-    Of each tensor all moments are compared, bit for bit. The size is the share of tensors that another rank has, too;
-    the law is broken where that is all of them, and some are not zero.
+    Of all tensors all moments are compared, bit for bit. The size is the number of other ranks that have the very same;
+    nothing is said of ranks that have zeros only.
     """
 
     def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         rows = step.rows[Kind.GRAD_UNREDUCED]
         shown = ~np.isnan(rows[:, COUNT])
-        share = np.full(len(step.places), np.nan)
+        others = np.full(len(step.places), np.nan)
         for members in data_groups(step.places):
             if len(members) < 2:
                 continue
-            own = rows[members]
-            alive = (own[:, SUM_SQ] > 0) & shown[members]
-            for place, rank in enumerate(members):
-                same = (own == own[place]).all(axis=1) & shown[rank]
-                same[place] = False
-                most = same.sum(axis=1).max()
-                share[rank] = most / max(int(shown[rank].sum()), 1) if alive[place].any() else np.nan
-        size = np.broadcast_to(share[:, None], shown.shape)
-        return LawVerdict(size, np.full(shown.shape, 1.0 - 1e-9), shown & ~np.isnan(size))
+            held = {rank: rows[rank][:, shown[rank]] for rank in members.tolist()}
+            alive = {rank: own.tobytes() for rank, own in held.items() if (own[SUM_SQ] > 0).any()}
+            holders = Counter(alive.values())
+            for rank, digest in alive.items():
+                others[rank] = holders[digest] - 1
+        size = np.broadcast_to(others[:, None], shown.shape)
+        return LawVerdict(size, np.zeros(shown.shape), shown & ~np.isnan(size))
 
 
 def _summed(step: LawStep, members: Indices) -> MergedTensors:

@@ -22,6 +22,10 @@ _FLOOR = 1e-6
 """As a share of the largest norm of a gradient of the rank: a smaller one may be nothing but rounding."""
 
 
+_FEW = 32
+"""So many copies are compared pair by pair."""
+
+
 class EqualCopies(LawRelation):
     """Ranks that hold copies of a parameter have the same reduced gradient of it.
 
@@ -71,6 +75,8 @@ def apart_from_most(shown: Array, explained: Array) -> Array:
 
     Where no value has a majority it is the distance from the copy that is furthest; NaN where there is no other copy.
     """
+    if len(shown) > _FEW:
+        return _apart_from_median(shown, explained)
     apart = np.abs(shown[:, None] - shown[None]).max(axis=2)
     votes = (apart <= explained[:, None]).sum(axis=1)
     present = (~np.isnan(apart)).any(axis=1)
@@ -79,3 +85,12 @@ def apart_from_most(shown: Array, explained: Array) -> Array:
     is_tied = 2 * votes.max(axis=0) <= number
     found = np.where(is_tied, np.fmax.reduce(apart, axis=1), of_most)
     return np.where(present & (number > 1), found, np.nan)
+
+
+def _apart_from_median(shown: Array, explained: Array) -> Array:
+    """Return the same of many copies, without a look at each pair: what most are, if any, their median is, too."""
+    size = np.abs(shown - np.nanmedian(shown, axis=0)).max(axis=1)
+    number = (~np.isnan(size)).sum(axis=0)
+    is_tied = 2 * (size <= explained).sum(axis=0) <= number
+    widest = (np.fmax.reduce(shown, axis=0) - np.fmin.reduce(shown, axis=0)).max(axis=0)
+    return np.where((number > 1) & ~np.isnan(size), np.where(is_tied, widest, size), np.nan)
