@@ -6,9 +6,9 @@ import functools
 import numpy as np
 import pytest
 
+from trainermon.agent.across_nodes.folded_rows import EVERY_STEPS, MAX_STEPS, FoldedRows
 from trainermon.agent.controller import laws
 from trainermon.agent.controller.laws import JUDGED, _AttemptLaws, _told
-from trainermon.agent.folded_rows import EVERY_STEPS, MAX_STEPS, FoldedRows
 from trainermon.core.journal import Header
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 

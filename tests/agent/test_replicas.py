@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.agent import replicas
-from trainermon.agent.replicas import ReplicaChecksums, copies_of
+from trainermon.agent.across_nodes import replicas
+from trainermon.agent.across_nodes.replicas import ReplicaChecksums, copies_of
 from trainermon.core.journal import Header
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 from trainermon.statistics.checksums import rows_of

@@ -6,9 +6,9 @@ import pytest
 
 from tests.frameworks.launches import Launches, jobs
 from tests.frameworks.replicas_worker import FAULTY_RANK, FLIPPED_AT, INTERVAL, NORM, QKV, STEPS, VARIANTS
+from trainermon.agent.across_nodes.replicas import ReplicaChecksums
 from trainermon.agent.controller.replicas import divergences
 from trainermon.agent.follower import JournalFollower
-from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules

@@ -20,12 +20,13 @@ import numpy as np
 
 from trainermon.agent.accelerators.node import NodeAccelerators, validity_s
 from trainermon.agent.accelerators.rows import AcceleratorRows
+from trainermon.agent.across_nodes.folded_rows import FoldedRows
+from trainermon.agent.across_nodes.replicas import ReplicaChecksums
 from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.exports import ExportProcess
 from trainermon.agent.feed import EventFeed
-from trainermon.agent.folded_rows import FoldedRows
 from trainermon.agent.follower import FollowedRecord, JournalFollower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
@@ -35,7 +36,6 @@ from trainermon.agent.orders.reconfigure import ConfigFile, ConfigWatch, StepPla
 from trainermon.agent.pipeline import RecordPipeline
 from trainermon.agent.place import AgentPlace
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
-from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.agent.settings import AgentSettings
 from trainermon.agent.turn.views import RunViews
 from trainermon.agent.watch import RankWatch

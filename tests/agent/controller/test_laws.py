@@ -3,8 +3,8 @@
 import json
 
 from tests.agent.test_folded_rows import COPIES, block_of, gradients, header_of, means
+from trainermon.agent.across_nodes.folded_rows import FoldedRows
 from trainermon.agent.controller.overview import render_job
-from trainermon.agent.folded_rows import FoldedRows
 
 
 def show(scene, step, *, lost=False, attempt=1):

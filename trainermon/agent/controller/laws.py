@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainermon.agent.across_nodes.folded_rows import KINDS, Fold
 from trainermon.agent.controller.client import AgentClient
 from trainermon.agent.controller.fleet import AgentFleet, AgentHandle
 from trainermon.agent.controller.steps import StepInquiry
-from trainermon.agent.folded_rows import KINDS, Fold
 from trainermon.agent.hang.evidence import spans
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict, TensorPlace
 from trainermon.alerts.laws.registry import LAWS

@@ -1,0 +1,1 @@
+"""What an agent keeps of its ranks for a controller that compares nodes."""
