@@ -46,12 +46,12 @@ class StepInquiry(Generic[Told]):
         self._client = client
         self._path = path
         self._read = read
-        self._runs: dict[str, OpenSteps[Told]] = {}
+        self._runs: dict[str, UnjudgedSteps[Told]] = {}
 
     async def look(self) -> list[RunSteps[Told]]:
         """Return what can be judged since the last call, for each run; none of runs that one agent sees completely."""
         runs = self._fleet.runs
-        self._runs = {run: self._runs.get(run) or OpenSteps() for run in runs}
+        self._runs = {run: self._runs.get(run) or UnjudgedSteps() for run in runs}
         return [await self._look_at(run) for run in runs]
 
     async def ask(self, agent: AgentHandle, path: str, read: Callable[[Any], Any]) -> Any:
@@ -66,7 +66,7 @@ class StepInquiry(Generic[Told]):
         agents = [agent for agent in self._fleet.of_run(run) if agent.is_up]
         attempt = max((agent.report.attempt for agent in agents if agent.report), default=0)
         if self._runs[run].attempt != attempt:
-            self._runs[run] = OpenSteps(attempt)
+            self._runs[run] = UnjudgedSteps(attempt)
         known = self._runs[run]
         if len(agents) < 2:
             return RunSteps(run, attempt, ())
@@ -81,7 +81,7 @@ class StepInquiry(Generic[Told]):
         return int(answer["attempt"]), {int(step): self._read(told) for step, told in answer["steps"].items()}
 
 
-class OpenSteps(Generic[Told]):
+class UnjudgedSteps(Generic[Told]):
     """What the agents of an attempt have told, of the steps that are not judged yet.
 
     A step is judged when every agent that answers has come as far, or when so many later ones are open that whoever is
