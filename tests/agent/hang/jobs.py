@@ -100,8 +100,7 @@ class Job:
             raise AssertionError(f"{error}\n{self.said()}") from None
 
     def _is_followed(self):
-        links = [link for pid in self._agents for link in Path(f"/proc/{pid}/fd").glob("*")]
-        return sum("trainermon-calls" in _target(link) for link in links) == self._world_size
+        return sum(map(num_notes_held, self._agents)) == self._world_size
 
     def _could_not_start(self):
         running = [rank for rank in self.ranks if rank.returncode is None]
@@ -111,6 +110,11 @@ class Job:
         status = read_status(self.spool)
         if status:
             self._agents.add(status["pid"])
+
+
+def num_notes_held(agent):
+    """Return of how many ranks the agent with this process id has opened the notes, which end with the rank."""
+    return sum("trainermon-calls" in _target(link) for link in Path(f"/proc/{agent}/fd").glob("*"))
 
 
 def _target(link):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.agent.hang.watched_node import Node
-from trainermon.agent.hang.deaths import READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S
+from trainermon.agent.hang.deaths import EXIT_LIMIT_S, READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S
 from trainermon.agent.hang.evidence import parse_evidence
 from trainermon.agent.hang.ladder import EvidenceLadder
 from trainermon.agent.hang.report import report_name
@@ -231,6 +231,8 @@ def test_rank_that_closed_in_good_order_is_no_loss(play):
         node.end(0)
         node.end(1)
         assert await node.look(1.0) == []
+        assert not node.watch.idle  # until it is seen by which status the processes end, or for a while
+        assert await node.look(1.0 + EXIT_LIMIT_S) == []
         assert node.watch.idle
         assert node.watch.num_dead == 0
 

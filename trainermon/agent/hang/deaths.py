@@ -20,6 +20,9 @@ SETTLE_S = 3.0
 SETTLE_ALONE_S = 0.5
 """The same where no rank is left."""
 
+EXIT_LIMIT_S = 10.0
+"""For how long the process of a rank that has closed the monitor is awaited, to see by which status it ends."""
+
 READ_LIMIT_S = 20.0
 """For how long a judgement on dead ranks waits until what they wrote last, their exceptions among it, was read."""
 
@@ -36,10 +39,13 @@ class DeathWatch:
 
     Attributes:
         num_dead: Number of deaths so far.
+        awaits_exit: Whether, at the last `note`, a rank had closed the monitor a moment ago and its process had not
+            ended: by which status it will is still to be seen.
     """
 
     def __init__(self, spool: Path, ranks: RankWatch, headers: Callable[[], Mapping[int, Header]]) -> None:
         self.num_dead = 0
+        self.awaits_exit = False
         self._spool = spool
         self._ranks = ranks
         self._headers = headers
@@ -48,6 +54,7 @@ class DeathWatch:
         self._died_s: dict[int, float] = {}  # in the order in which they died
         self._told: set[int] = set()
         self._followed: dict[int, int] = {}
+        self._closed_s: dict[int, float] = {}
 
     @property
     def pending(self) -> bool:
@@ -91,6 +98,7 @@ class DeathWatch:
         for rank in [rank for rank in self._died_s if self._ranks.ranks[rank].alive]:  # a new attempt
             del self._died_s[rank]
             self._told.discard(rank)
+        self._note_closed(now_s)
 
     @property
     def order(self) -> list[int]:
@@ -130,12 +138,20 @@ class DeathWatch:
         self._exits.close()
         self._notes.close()
 
+    def _note_closed(self, now_s: float) -> None:
+        """Note since when ranks that have closed the monitor are on the way to the end of their processes."""
+        on_the_way = {rank for rank in self._closed_ranks() if self._exits.pid(rank) and self.exit_of(rank) is None}
+        self._closed_s = {rank: self._closed_s.get(rank, now_s) for rank in on_the_way}
+        self.awaits_exit = any(now_s - closed_s < EXIT_LIMIT_S for closed_s in self._closed_s.values())
+
+    def _closed_ranks(self) -> list[int]:
+        return [rank for rank, state in self._ranks.ranks.items() if state.phase in _SAID_GOOD_BYE and not state.alive]
+
     def _failed_after_good_bye(self) -> list[int]:
         """Return the ranks that closed the monitor, and whose processes have ended since with a status other than 0."""
         found = []
-        for rank, state in self._ranks.ranks.items():
-            has_left = state.phase in _SAID_GOOD_BYE and not state.alive and rank not in self._died_s
-            ended = self._exits.exit_of(rank) if has_left else None
+        for rank in self._closed_ranks():
+            ended = None if rank in self._died_s else self._exits.exit_of(rank)
             if ended is not None and ended.status:
                 found.append(rank)
         return self._exits.in_order(found)

@@ -83,8 +83,8 @@ class HangWatch:
 
     @property
     def idle(self) -> bool:
-        """Whether no hang or death is being looked into or waits to be."""
-        return not self._work.is_running and not self._deaths.pending
+        """Whether no hang or death is being looked into or waits to be, and no process is about to end."""
+        return not (self._work.is_running or self._deaths.pending or self._deaths.awaits_exit)
 
     @property
     def num_dead(self) -> int:

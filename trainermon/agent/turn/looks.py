@@ -66,7 +66,7 @@ class RankLooks:
 
     @property
     def idle(self) -> bool:
-        """Whether no hang or death of a rank is being looked into."""
+        """Whether no hang or death of a rank is being looked into, and no process is about to end."""
         return self._hang.idle
 
     def is_due(self, now_s: float) -> bool:
