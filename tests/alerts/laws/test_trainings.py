@@ -22,6 +22,7 @@ from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter
 
 MEGATRON, MEGATRON_STEPS = Path(__file__).with_name("megatron_training.py"), 6
+DEEPSPEED, DEEPSPEED_STEPS = Path(__file__).with_name("deepspeed_training.py"), 6
 SOUND = ("sequence parallel", "context parallel", "tied stages", "experts", "per-token loss", "clipped shards")
 TRAINING = Path(__file__).with_name("training.py")
 LAWS = {rule.name for rule in load_rules() if isinstance(rule.when, BreaksLaw)}
@@ -156,4 +157,15 @@ def test_megatron(tmp_path: Path) -> None:
     assert unmarked.first_step == 0
     for name in SOUND:
         assert not LAWS & {alert.rule for alert in judged(tmp_path / name, MEGATRON_STEPS)}, name
+        assert checked(tmp_path / name) == [], name
+
+
+def test_deepspeed(tmp_path: Path) -> None:
+    sound = [f"stage {stage}" for stage in range(4)]
+    run_ranks(DEEPSPEED, str(tmp_path), "lost on one", *sound)
+
+    found = {alert.rule: alert for alert in judged(tmp_path / "lost on one", DEEPSPEED_STEPS)}
+    assert found["reduced-gradients-differ"].first_step == 0
+    for name in sound:
+        assert not LAWS & {alert.rule for alert in judged(tmp_path / name, DEEPSPEED_STEPS)}, name
         assert checked(tmp_path / name) == [], name

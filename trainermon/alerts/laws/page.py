@@ -20,6 +20,10 @@ it needs no reference run, no further read of a tensor and no collective. Each i
 acknowledged, silenced or replaced as any other ([alerts](alerts.md)). The second column says what must be collected for
 it: without that it says nothing. `examples/monitor_config.json` collects what all of them need.
 
+One more the agent watches: the gradient norm that the framework returns is that of the gradients
+([monitor-integrity](../trainermon/alerts/runbook.md#monitor-integrity)). What was tried and is no law stands
+[here](../trainermon/alerts/laws/README.md#what-was-tried-and-is-no-law).
+
 | law | needs | alert |
 |---|---|---|
 """
