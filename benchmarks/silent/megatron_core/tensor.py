@@ -305,11 +305,13 @@ def tp_clip_of_one_rank(*, broken: bool) -> Loop:
     ranks=2,
 )
 def tp_sinks_left_out_of_norm(*, broken: bool) -> Loop:
+    layers = core("tensor_parallel.layers")
+
     def made(initialised: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(initialised)
         def marked(module: Any, *arguments: Any, **options: Any) -> None:
             initialised(module, *arguments, **options)
-            module.softmax_offset.tensor_model_parallel = True
+            layers.set_tensor_model_parallel_attributes(module.softmax_offset, is_parallel=True, dim=0, stride=1)
 
         return marked
 
