@@ -342,12 +342,13 @@ def _read_selection(node: DocumentNode, when: Criterion) -> SeriesSelection:
 def _selection_of_law(node: DocumentNode, law: Law) -> SeriesSelection:
     names = node.child("on", ("names",)).texts("names", law.names) if "on" in node else law.names
     kinds = (*law.rows, *law.also)
+    is_of_step = kinds[0] is Kind.STEP  # then it names the numbers that it is about, which a skipped step has, too
     return SeriesSelection(
         kinds=kinds,
         names=names,
-        companions=(Kind.STEP,) if Kind.STEP in kinds else (),
+        companions=(Kind.STEP,) if Kind.STEP in kinds and not is_of_step else (),
         statistic=IMPLIED[BreaksLaw],
-        skipped=False,
+        skipped=is_of_step,
     )
 
 

@@ -41,6 +41,21 @@ SAMPLES_SERIES = "samples"
 LEARNING_RATE_SERIES = "learning_rate"
 """`Kind.STEP`: learning rate of a parameter group; the slot is the group's number."""
 
+WEIGHT_DECAY_SERIES = "weight_decay"
+"""`Kind.STEP`: weight decay of a parameter group; see `GROUP_SETTINGS`."""
+
+GROUP_SETTINGS: Mapping[str, tuple[str, int | None]] = MappingProxyType(
+    {
+        WEIGHT_DECAY_SERIES: ("weight_decay", None),
+        "beta1": ("betas", 0),
+        "beta2": ("betas", 1),
+        "epsilon": ("eps", None),
+        "momentum": ("momentum", None),
+    }
+)
+"""`Kind.STEP`, a row on the first step and whenever it changes: what is set for a parameter group, whose number is the
+slot; by series the key in `param_groups`, and the place in it."""
+
 GRADIENT_AT_STEP = "gradient_at_step"
 """`Kind.STATE`, a slot: a gradient as the step finds it, of the few that the script wrote to after the backward."""
 
@@ -118,6 +133,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.COMM: "Collectives: how many, how far, what is in flight; when asked, their operands and waiting times.",
         Kind.CHECKSUM: "Checksums of parameters that several ranks hold copies of, at entry of the optimizer step: the "
         "low 32 bits as `min`, 2^32 plus the high 32 bits as `max`.",
+        Kind.BUFFER: "Buffers that are saved with the model and that several ranks hold copies of, as statistics of a "
+        "norm, when the first forward of the step begins.",
         Kind.FEATURE: "Model-specific features, such as attention logits or the load of experts.",
         Kind.STEP: "Numbers of the step: duration, norm, clipping, loss scale, learning rate, what the script records.",
     }

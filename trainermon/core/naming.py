@@ -27,11 +27,12 @@ FILES: Mapping[Kind, str] = {
     Kind.STATE: "state",
     Kind.UPDATE: "update",
     Kind.RATIO: "ratio",
+    Kind.BUFFER: "buffer",
     Kind.FEATURE: "feature",
 }
 """File of each kind; loss and numbers of the step are in `SCALARS`, what else is not named in `OTHER`.
 
-msprobe has no files `scalars`, `param_used`, `state`, `update`, `ratio`, `feature`.
+msprobe has no files `scalars`, `param_used`, `state`, `update`, `ratio`, `buffer`, `feature`.
 """
 
 METRICS: Mapping[Kind, str] = {

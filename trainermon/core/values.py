@@ -46,6 +46,7 @@ class Kind(TextEnum):
     ACTV_GRAD = "actv_grad"
     COMM = "comm"
     CHECKSUM = "checksum"
+    BUFFER = "buffer"
     FEATURE = "feature"
     STEP = "step"
 

@@ -26,6 +26,7 @@ KINDS = (
     "state",
     "update",
     "ratio",
+    "buffer",
     "feature",
     *FEATURE_FILES,
 )

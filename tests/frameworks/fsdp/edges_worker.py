@@ -37,6 +37,10 @@ def fsdp1(net):
     return FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
 
 
+def flat_fsdp1(net):
+    return FullyShardedDataParallel(net, use_orig_params=False, device_id=torch.device("cpu"))
+
+
 def step(model, optimizer, number):
     model(*batch(number, 0, dist.get_rank())).backward()
     optimizer.step()
@@ -88,6 +92,13 @@ def check_unsharded_parameters_are_refused():
         detect([model], optimizer, BOTH)
 
 
+def check_an_optimizer_that_was_made_before_sharding_is_refused(wrap):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with TrainerMon(CONFIG) as monitor, pytest.raises(AttachError, match=r"steps none of .* wrapped or sharded"):
+        monitor.set_monitor(wrap(net), optimizer)
+
+
 def check_ranks_that_nothing_is_known_of_are_refused():
     """A mesh over one of the two ranks: the other may hold anything."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("stage", "dp"))["dp"]
@@ -136,6 +147,8 @@ if __name__ == "__main__":
     check_nothing_is_left(fsdp1)
     check_nothing_is_attached_between_due_steps()
     check_unsharded_parameters_are_refused()
+    check_an_optimizer_that_was_made_before_sharding_is_refused(fsdp2)
+    check_an_optimizer_that_was_made_before_sharding_is_refused(flat_fsdp1)
     check_ranks_that_nothing_is_known_of_are_refused()
     check_ignored_and_frozen_parameters()
     check_a_gradient_that_waits_for_its_reduction_is_not_gone()

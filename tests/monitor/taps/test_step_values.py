@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from tests.monitor.taps.rows import Rows
+from trainermon.core.catalogue import GROUP_SETTINGS
 from trainermon.core.values import Coordinates, Kind
 from trainermon.monitor.frameworks import plain
-from trainermon.monitor.taps.step_values import StepValues
+from trainermon.monitor.taps.step_values import GroupSettings, StepValues
 from trainermon.monitor.taps.training import StepOutcome
 
 
@@ -67,6 +68,30 @@ def test_a_parameter_without_a_gradient_is_no_probe():
 
 def test_with_a_loss_scaler_in_the_script_there_is_no_clip_ratio():
     assert "clip_ratio" not in Run(1.0, is_scaled=True).of(0)
+
+
+def test_settings_of_groups_have_a_row_on_the_first_step_and_when_they_change():
+    run = Run(1e9)
+    settings = [{k: v for k, v in run.of(step).items() if k.split(".")[0] in GROUP_SETTINGS} for step in range(3)]
+
+    expected = {"weight_decay": (0.0, 0.0), "momentum": (0.0, 0.0)}
+    assert settings[0] == {f"{k}.{group}": v[group] for k, v in expected.items() for group in range(2)}
+    assert settings[1:] == [{}, {}]
+
+
+def test_a_setting_that_is_a_tensor_has_no_row_and_is_not_compared():
+    class Unread(torch.Tensor):
+        def __eq__(self, other):
+            raise AssertionError("a tensor was compared, which waits for its device")
+
+        __hash__ = torch.Tensor.__hash__
+
+    told = GroupSettings()
+    groups = [{"betas": (Unread(), 0.99), "eps": 1e-8, "weight_decay": Unread()}]
+
+    assert told.changed(groups) == [("beta2", 0, 0.99), ("epsilon", 0, 1e-8)]
+    groups[0] |= {"weight_decay": Unread(), "eps": 1e-6}
+    assert told.changed(groups) == [("epsilon", 0, 1e-6)]
 
 
 def test_learning_rates_are_those_of_each_group_in_each_step():

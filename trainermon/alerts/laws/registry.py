@@ -15,10 +15,14 @@ from trainermon.alerts.laws.clipping import OneFactor
 from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
+from trainermon.alerts.laws.optimizers import Stepped
+from trainermon.alerts.laws.precision import NotRoundedAway
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.replicas import EqualCopies
+from trainermon.alerts.laws.settings import GoesOn, InProportion, MildDecay, Steady
+from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
 from trainermon.alerts.laws.updates import Copied, Moves
-from trainermon.core.catalogue import GRADIENT_KEPT
+from trainermon.core.catalogue import GRADIENT_KEPT, GROUP_SETTINGS, LEARNING_RATE_SERIES, WEIGHT_DECAY_SERIES
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Kind
 
@@ -244,6 +248,147 @@ LAWS: tuple[Law, ...] = (
             "the loss does not depend on the parameters",
         ),
         look_at="loss.requires_grad, and who last called set_requires_gradient_sync or no_sync",
+    ),
+    Law(
+        name="stepped",
+        sentence="Every trainable parameter is stepped by an optimizer.",
+        rows=(Kind.PARAM_USED, Kind.STEP),
+        phase="optimizer",
+        also=(Kind.PARAM_UPDATED,),
+        relation=Stepped,
+        settings={"steps": 20},
+        tolerance="none: compared are all moments, bit for bit",
+        exceptions=(
+            "parameters that are left out of the optimizer on purpose, without requires_grad=False",
+            "parameters of another optimizer that begins later",
+            "shards: no whole copy of them is read",
+        ),
+        causes=(
+            "the optimizer was given the parameters of a part of the model",
+            "a module was added, or replaced, after the optimizer was made",
+        ),
+        look_at="optimizer.param_groups against model.named_parameters()",
+    ),
+    Law(
+        name="not-rounded-away",
+        sentence="Rounding to the type of the parameters leaves something of most steps.",
+        rows=(Kind.PARAM_ORIGIN, Kind.GRAD_REDUCED, Kind.STEP),
+        phase="optimizer",
+        relation=NotRoundedAway,
+        settings={"share": 0.25, "steps": 40},
+        tolerance="a typical step is larger than half a unit in the last place of a typical element",
+        exceptions=(
+            "optimizers without betas and momentum",
+            "parameters with a main copy in 32 bits",
+        ),
+        causes=(
+            "the model was cast to 16 bits, and the optimizer was made of that",
+            "the main copies of a mixed precision optimizer were switched off",
+        ),
+        look_at="the dtype of what is in optimizer.param_groups, and whether autocast was meant instead",
+    ),
+    Law(
+        name="alike-at-start",
+        sentence="Matrices of the same role begin alike in all layers.",
+        rows=(Kind.PARAM_ORIGIN,),
+        phase="forward",
+        relation=AlikeAtStart,
+        settings={"factor": 4},
+        tolerance="a factor of 4 beside the nearest layers, which leaves room for a scale by depth",
+        exceptions=("layers that are made to begin otherwise", "starts other than the first one, or not at step 0"),
+        causes=(
+            "a layer was left out of the initialisation, or initialised twice",
+            "weights of a checkpoint were loaded into some of the layers only",
+        ),
+        look_at="the initialisation of that layer, and the keys that load_state_dict did not find",
+    ),
+    Law(
+        name="each-layer-once",
+        sentence="Pipeline stages hold every layer, each of them in one stage.",
+        rows=(Kind.GRAD_REDUCED,),
+        phase="forward",
+        relation=EachLayerOnce,
+        tolerance="none: layers are counted",
+        exceptions=(
+            "stages that count their layers from 0, and ranks on several nodes",
+            "layers that stages share, or that are frozen between others",
+        ),
+        causes=("the division of layers over stages leaves a remainder out, or counts it twice",),
+        look_at="the offset of each stage's layers, and the number of layers over that of the stages",
+    ),
+    Law(
+        name="alive",
+        sentence="What a module returns is not zero throughout.",
+        rows=(Kind.ACTV,),
+        phase="forward",
+        names=("*.output.0",),
+        relation=AliveModules,
+        settings={"steps": 20},
+        tolerance="none: zero is exact",
+        exceptions=("experts", "branches that a gate of zero, which is not trained, switches off by design"),
+        causes=(
+            "a layer was initialised with zeros, and its gradient is zero for that",
+            "a mask or a scale of zero, or a dropout of all elements",
+        ),
+        look_at="the module's input, and its weights on the first step",
+    ),
+    Law(
+        name="in-proportion",
+        sentence="The learning rates of an optimizer's groups change together.",
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(LEARNING_RATE_SERIES,),
+        relation=InProportion,
+        settings={"factor": 2},
+        tolerance="groups whose schedules end at different rates drift apart little by little",
+        exceptions=("schedules of single groups that change in stages", "rates of zero, as of groups that rest"),
+        causes=("code that adjusts the rate reaches some of the groups only, or one of them twice",),
+        look_at="who writes to param_groups, and whether it goes through all of them",
+    ),
+    Law(
+        name="steady",
+        sentence="Weight decay, betas, epsilon and momentum stay what they are, or change little by little.",
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=tuple(GROUP_SETTINGS),
+        relation=Steady,
+        settings={"factor": 4},
+        tolerance="none: a factor of 4 in one step (of betas: of their distance from 1) is a jump",
+        exceptions=("decay that begins from zero", "what was changed between two starts of the job"),
+        causes=(
+            "the state of another optimizer was loaded, and its groups with it",
+            "code that changes one group by its number reaches another one",
+        ),
+        look_at="what writes to param_groups: load_state_dict, add_param_group, callbacks",
+    ),
+    Law(
+        name="mild-decay",
+        sentence="Weight decay takes a small share off the weights in a step.",
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(WEIGHT_DECAY_SERIES, LEARNING_RATE_SERIES),
+        relation=MildDecay,
+        settings={"share": 0.005},
+        tolerance="learning rate times weight decay is at most 0.005: weights that learn nothing halve in 140 steps",
+        exceptions=(
+            "learning rates of 0.3 and more, of optimizers that find theirs",
+            "trainings of a few hundred steps with a decay as strong on purpose",
+        ),
+        causes=("the decay was written down wrongly, or scaled twice", "decay and rate of two groups were swapped"),
+        look_at="weight_decay of the group, and whether the optimizer multiplies it by the learning rate",
+    ),
+    Law(
+        name="goes-on",
+        sentence="After a restart the learning rate goes on where it was.",
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(LEARNING_RATE_SERIES,),
+        relation=GoesOn,
+        settings={"factor": 2},
+        tolerance="a factor of 2",
+        exceptions=("restarts that count steps from 0", "rates that are changed, or warmed up again, on purpose"),
+        causes=("the scheduler's state is not in the checkpoint, or was loaded before the optimizer's",),
+        look_at="whether scheduler.load_state_dict is called, and last_epoch",
     ),
 )
 

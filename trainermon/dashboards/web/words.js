@@ -5,6 +5,7 @@ const KINDS = {
   loss: "loss", step: "numbers of the step", checksum: "checksums of parameters",
   grad_reduced: "gradients, reduced", grad_unreduced: "gradients, before reduction",
   param_origin: "parameters, before the step", param_used: "parameters, as the forward used them",
+  buffer: "buffers that are saved, before the forward",
   param_updated: "parameters, after the step", exp_avg: "Adam, mean", exp_avg_sq: "Adam, variance",
   update: "Adam, update", ratio: "Adam, update ratio", mg_direction: "gradient and momentum agree",
   state: "optimizer state", actv: "activations", actv_grad: "gradients of activations", comm: "collectives",

@@ -16,6 +16,7 @@ from trainermon.core.catalogue import (
     ACCELERATOR_SERIES,
     CLIP_RATIO_SERIES,
     GLOBAL_NORM_SERIES,
+    GROUP_SETTINGS,
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
     LOSS_SERIES,
@@ -37,6 +38,7 @@ Array = npt.NDArray[Any]
 LOSS = "trainermon_loss"
 WAITED = "trainermon_collective_wait_seconds_total"
 _LEARNING_RATE = "trainermon_learning_rate"
+_NOT_EXPORTED = frozenset((STEP_TIME_SERIES, *ACCELERATOR_SERIES, *GROUP_SETTINGS))
 _STEP = MappingProxyType(
     {
         GLOBAL_NORM_SERIES: "trainermon_global_gradient_norm",
@@ -91,15 +93,16 @@ def losses(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
 def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
     """Return the Prometheus series for the numbers of the step: those measured, then those that the script records.
 
-    The duration of the step is not among them, and what is known of the accelerator: in `/metrics` that is as new as
-    its driver tells it, whether the rank goes on or not.
+    The duration of the step is not among them, nor settings of parameter groups, which have a row only when they
+    change, nor what is known of the accelerator: in `/metrics` that is as new as its driver tells it, whether the rank
+    goes on or not.
     """
     measured: dict[str, list[int]] = {}
     rates: dict[str, list[int]] = {}
     rollouts: dict[str, list[int]] = {}
     recorded: dict[str, list[int]] = {}
     for number, key in enumerate(keys):
-        if key.kind is not Kind.STEP or key.name == STEP_TIME_SERIES or key.name in ACCELERATOR_SERIES:
+        if key.kind is not Kind.STEP or key.name in _NOT_EXPORTED:
             continue
         if key.name == LEARNING_RATE_SERIES and key.slot:
             rates.setdefault(key.slot, []).append(number)

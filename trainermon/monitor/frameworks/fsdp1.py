@@ -192,7 +192,8 @@ def describe(
     """Return how the training of models in FullyShardedDataParallel is watched; without an optimizer, its weights.
 
     Raises:
-        AttachError: torch's own records are not what they were, or the model holds tensor-parallel parameters.
+        AttachError: torch's own records are not what they were, the model holds tensor-parallel parameters, or the
+            optimizer steps none of its parameters.
     """
     found = [item for stage, chunk in enumerate(chunks) for item in _parameters(chunk, stage, coordinates)]
     training = Fsdp1Training(
@@ -204,6 +205,8 @@ def describe(
     )
     training.wrappers = [module for chunk in chunks for module in chunk.modules() if _is_fsdp(module)]
     training.pieces = [piece for _, piece in found]
+    if optimizer is not None and training.parameters:
+        plain.require_stepped(training)
     return training
 
 

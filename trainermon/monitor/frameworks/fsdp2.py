@@ -220,8 +220,8 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     """Return how the training of FSDP2 modules and other DTensors is watched.
 
     Raises:
-        AttachError: A parameter is placed in a way that cannot be merged over ranks, or not on a device yet, or torch's
-            own classes are not what they were.
+        AttachError: A parameter is placed in a way that cannot be merged over ranks, or not on a device yet, the
+            optimizer steps none of them, or torch's own classes are not what they were.
     """
     groups = [(stage, group) for stage, chunk in enumerate(chunks) for group in _groups(chunk)]
     _check_groups([group for _, group in groups])
@@ -238,6 +238,8 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     training.reduces = bool(groups)
     axes = {axis for p in training.parameters for axis in p.owned.partitioned_over}
     training.communicates = tuple(sorted(axes | ({"dp"} if groups else set())))
+    if training.parameters:
+        plain.require_stepped(training)
     return training
 
 

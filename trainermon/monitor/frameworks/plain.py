@@ -288,7 +288,8 @@ def require_stepped(training: Training) -> None:
     if not any(id(parameter.tensor) in stepped for parameter in training.parameters):
         raise AttachError(
             f"optimizer: {type(training.optimizer).__name__} steps none of the model's {len(training.parameters)} "
-            "parameters; pass the model and the optimizer that was made of its parameters"
+            "parameters: it is another model's, or was made before the model was moved, wrapped or sharded; make it of "
+            "the parameters that the model has now, and pass both"
         )
 
 

@@ -78,11 +78,14 @@ def parameters_without_optimizer(training: Training) -> str:
     missing = [parameter.name for parameter in training.parameters if id(parameter.tensor) not in held]
     if not missing or len(missing) == len(training.parameters):
         return ""
+    own = {id(parameter) for root in training.roots for parameter in root.parameters()}
+    foreign = len(held - own)
+    stale = f" (it holds {foreign} others: was it made before a module was replaced, or sharded?)" if foreign else ""
     named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
     return (
         f"{len(missing)} of {len(training.parameters)} parameters that require a gradient are in no group of the "
-        f"watched optimizer, which will never change them: {named}; add them to it, or set requires_grad to False (it "
-        "is no fault if an optimizer of their own steps them)"
+        f"watched optimizer{stale}, which will never change them: {named}; add them to it, or set requires_grad to "
+        "False (it is no fault if an optimizer of their own steps them)"
     )
 
 

@@ -16,6 +16,7 @@ from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import chosen
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
 from trainermon.monitor.session.structure import StructureRecorder
+from trainermon.monitor.taps.buffers import BufferTaps
 from trainermon.monitor.taps.checksums import ChecksumTaps
 from trainermon.monitor.taps.collectives import CollectiveTaps
 from trainermon.monitor.taps.collector import Collector
@@ -84,7 +85,7 @@ class TapCollection:
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
         self._states = StateTaps(training, indices, collector)
-        self._checksums = None
+        self._checksums = self._buffers = None
         if config.checksum_interval and training.holds_replicas:
             self._checksums = ChecksumTaps(
                 training,
@@ -92,6 +93,9 @@ class TapCollection:
                 collector,
                 interval_steps=config.checksum_interval,
                 step_interval=config.step_interval,
+            )
+            self._buffers = BufferTaps(
+                training, collector, interval_steps=config.checksum_interval, step_interval=config.step_interval
             )
         self._values = StepValues(training, collector)
         self._signs = None if config.gradient_signs.level is None else context.signs(config.gradient_signs)
@@ -151,6 +155,11 @@ class TapCollection:
             self._features.new_step()
         if self._collectives is not None:
             self._collectives.new_step()
+
+    def forward_begins(self, step: int) -> None:
+        """Read the buffers that the first forward of a step is about to use."""
+        if self._buffers is not None:
+            self._buffers.forward_begins(step)
 
     def forward_ended(self) -> None:
         """Release the activations that were read last."""

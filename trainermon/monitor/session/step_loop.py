@@ -110,7 +110,7 @@ class StepLoop:
             guard,
             num_expected=num_micro_steps,
             on_forward_begin=self._forward_begins,
-            on_forward_mode=self.phases.forward_began,
+            on_forward_mode=self._forward_has_mode,
             on_forward_end=self._forward_ended,
             on_backward_end=self._backward_ended,
         )
@@ -217,6 +217,11 @@ class StepLoop:
         self._unseen.look_for_step()
         if self.steps.is_thrown_away:
             self._skipped()
+
+    def _forward_has_mode(self, is_training: bool) -> None:  # noqa: FBT001  # a callback
+        self.phases.forward_began(is_training)
+        if is_training and self.taps.is_due:
+            self.taps.collection.forward_begins(self._step.number)
 
     def _skipped(self) -> None:
         """Drop what was taken: the script has thrown its gradients away without an optimizer step."""

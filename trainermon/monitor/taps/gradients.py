@@ -71,15 +71,22 @@ class GradientTaps:
         table, parameters = collector.table, training.parameters
         self._reduced = [NOT_CHOSEN] * len(parameters)
         self._unreduced = [NOT_CHOSEN] * len(parameters)
+        training.look_for_changes()  # finds out what the optimizer does not step
+        self._without_series = {*indices} & training.unstepped
         for i in indices:
-            self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
+            if i not in self._without_series:
+                self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
             self._unreduced[i] = table.id_of(parameters[i].key(Kind.GRAD_UNREDUCED), parameters[i].placement)
-        self.reduced = [self._reduced[i] for i in indices]
         self._takes_all = len(indices) == len(parameters)
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
         self._versions: list[GradientVersion] = []
+
+    @property
+    def reduced(self) -> list[int]:
+        """The numbers of the series of the reduced gradients: of parameters that the optimizer steps."""
+        return [self._reduced[i] for i in self._indices if self._reduced[i] != NOT_CHOSEN]
 
     @property
     def just_read(self) -> Sequence[int]:
@@ -163,6 +170,8 @@ class GradientTaps:
         """Take those of the gradients that were not taken when they became final; return whether any is there."""
         if self._taken_when_final and self._others_hook():
             self._taken_when_final.clear()  # they may have changed it since
+        if self._without_series:
+            self._number_stepped()
         reduced, unreduced = self._reduced, self._unreduced
         if not self._takes_all or self._taken_when_final or _NONE in {*map(type, gradients)}:
             present = [i for i in self._indices if gradients[i] is not None and i not in self._taken_when_final]
@@ -176,6 +185,13 @@ class GradientTaps:
         if not self._training.reduces:
             self._collector.share_all(unreduced, first, gradients)
         return self._is_taken
+
+    def _number_stepped(self) -> None:
+        """Give a series to the gradients of parameters that the optimizer has been given meanwhile."""
+        for i in self._without_series - self._training.unstepped:
+            parameter = self._training.parameters[i]
+            self._reduced[i] = self._collector.table.id_of(parameter.key(Kind.GRAD_REDUCED), parameter.owned)
+        self._without_series &= self._training.unstepped
 
     def _take_written(self, *, is_clipped: bool) -> None:
         before, self._versions = self._versions, []

@@ -1,10 +1,12 @@
-"""What there is one number of per step: norm, clipping, loss scale, skipped or not, learning rates."""
+"""What there is one number of per step: norm, clipping, loss scale, skipped or not, rates and settings of groups."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from trainermon.core.catalogue import (
     CLIP_RATIO_SERIES,
     EVAL_MODE_SERIES,
     GLOBAL_NORM_SERIES,
+    GROUP_SETTINGS,
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
     SKIPPED_SERIES,
@@ -60,6 +63,7 @@ class StepValues:
         self._rows_on_host = self._rows.numpy()
         self._ratio: Tensor | float | None = None
         self._was_eval = False
+        self._settings = GroupSettings()
         self.is_clipped = True
         self._series: dict[tuple[str, str], int] = {}
 
@@ -93,7 +97,7 @@ class StepValues:
         self._probe = None
 
     def at_exit(self, outcome: StepOutcome) -> None:
-        """Record gradient norm, clip ratio, loss scale and learning rate of the step that ended with `outcome`."""
+        """Record gradient norm, clip ratio, loss scale and settings of the step that ended with `outcome`."""
         if outcome.grad_norm is not None:
             self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
         ratio = _clip_ratio(outcome) if outcome.max_norm else self._ratio
@@ -105,6 +109,8 @@ class StepValues:
             self._file(SKIPPED_SERIES, float(outcome.skipped))
         for group, rate in enumerate(self._training.learning_rates()):
             self._file(LEARNING_RATE_SERIES, rate, slot=str(group))
+        for name, group, value in self._settings.changed(self._training.settings()):
+            self._file(name, value, slot=str(group))
         is_eval = not any(map(_TRAINS, self._training.roots))
         self._was_eval |= is_eval
         if self._was_eval:
@@ -150,6 +156,28 @@ class StepValues:
             self._collector.put(series, value)
 
 
+class GroupSettings:
+    """Tells of each group weight decay, betas, epsilon and momentum.
+
+    Only what is new: all in the first step, afterwards what is no longer what it was. No tensor is read; what is one
+    has no row. 1 µs a group.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+        self._known: dict[tuple[str, int], float] = {}
+
+    def changed(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, float]]:
+        """Return name of the series, number of the group and value of each setting that has changed."""
+        held = [group.get(key) for group in groups for key in _KEYS]
+        if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
+            return []
+        self._held = held
+        found = {(name, number): value for number, group in enumerate(groups) for name, value in _numbers_of(group)}
+        before, self._known = self._known, found
+        return [(*place, value) for place, value in found.items() if before.get(place) != value]
+
+
 def _quotient(now: Tensor | float, before: Tensor | float) -> Tensor | float:
     """Return `now / before`, NaN for 0 / 0, as IEEE 754 and torch have it."""
     return now / before if isinstance(before, Tensor) or before else now * math.inf
@@ -170,3 +198,15 @@ def _clip_ratio(outcome: StepOutcome) -> Tensor | float | None:
     if isinstance(norm, Tensor):
         return (limit / (norm + 1e-6)).clamp(max=1.0)
     return min(1.0, limit / (norm + 1e-6))
+
+
+_KEYS = tuple(dict.fromkeys(key for key, _ in GROUP_SETTINGS.values()))
+
+
+def _numbers_of(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, (key, place) in GROUP_SETTINGS.items():
+        value = group.get(key)
+        if place is not None:
+            value = value[place] if isinstance(value, tuple | list) and len(value) > place else None
+        if isinstance(value, Real):
+            yield name, float(value)

@@ -336,6 +336,11 @@ class Training(abc.ABC):
             return rates
         return [rate if isinstance(rate, Tensor) else float(rate) for rate in rates if isinstance(rate, Tensor | Real)]
 
+    def settings(self) -> Sequence[Mapping[str, Any]]:
+        """Return what is set for each parameter group, by torch's names of it."""
+        found: Sequence[Mapping[str, Any]] = self.optimizer.param_groups
+        return found
+
 
 def _is_same(own: Tensor, stepped: Tensor | None) -> bool:
     """Return whether `own` has no elements, or those of `stepped`."""

@@ -87,6 +87,23 @@ def test_rounding_of_every_module_is_no_difference(tmp_path_factory, sizes):
     assert diagnose_against(folder / "ours", folder / SOUND).verdict is DiagnosisVerdict.EQUAL
 
 
+def test_a_buffer_that_differs_is_the_origin_of_what_follows(tmp_path):
+    for name, factor in (("ours", 1.2), (SOUND, 1.0)):
+        rows = {
+            actv("h.0", "output.0"): scaled(1.0),
+            SeriesKey(Kind.BUFFER, "h.1.running_mean"): scaled(factor),
+            actv("h.1", "input.0"): scaled(1.0),
+            actv("h.1", "output.0"): scaled(factor),
+        }
+        store(tmp_path / name, {0: {0: rows}}, modules=MODULES, dtype="float32")
+
+    diagnosis = diagnose_against(tmp_path / "ours", tmp_path / SOUND)
+
+    assert diagnosis.verdict is DiagnosisVerdict.LOCATED
+    assert (diagnosis.step, diagnosis.module) == (0, "h.1")
+    assert "h.1.running_mean" in diagnosis.reason
+
+
 def test_gradients_that_are_added_up_in_any_order_are_no_difference(tmp_path):
     steps = ({grad(f"h.{number}.w"): scaled(1 + error * (number > 2)) for number in range(6)} for error in (2e-7, 0.0))
     for name, rows in zip(("ours", SOUND), steps, strict=True):

@@ -24,7 +24,16 @@ _MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
 _TOLD = (*_MOMENTS, "dtype")
 _KEYS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 _COMPARED = (
-    *(Kind.CHECKSUM, Kind.PARAM_ORIGIN, Kind.PARAM_USED, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED),
+    *(
+        Kind.CHECKSUM,
+        Kind.PARAM_ORIGIN,
+        Kind.PARAM_USED,
+        Kind.BUFFER,
+        Kind.ACTV,
+        Kind.LOSS,
+        Kind.ACTV_GRAD,
+        Kind.GRAD_UNREDUCED,
+    ),
     *(Kind.COMM, Kind.GRAD_REDUCED, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.STATE, Kind.UPDATE, Kind.PARAM_UPDATED),
 )
 

@@ -16,6 +16,7 @@ PHASES: Mapping[str, FaultPhase] = {
     Kind.CHECKSUM: FaultPhase.PARAMETER,
     Kind.PARAM_ORIGIN: FaultPhase.PARAMETER,
     Kind.PARAM_USED: FaultPhase.PARAMETER,
+    Kind.BUFFER: FaultPhase.PARAMETER,
     Kind.ACTV: FaultPhase.FORWARD,
     Kind.LOSS: FaultPhase.FORWARD,
     Kind.ACTV_GRAD: FaultPhase.BACKWARD,
