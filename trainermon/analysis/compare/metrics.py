@@ -19,6 +19,7 @@ _FLOATING = frozenset(f"torch.{name}" for name in ROUNDOFF)
 _numbers = attrgetter("max", "min", "mean", "norm")
 _DOUBLES = ("float64", "complex128")
 _LARGE = 1e38  # beyond, statistics may be those of a mask
+_ALIKE = 16.0  # a mean hides errors of elements by this factor at most
 _BLOCK = 8192  # rows that are looked at together: bounds the memory, and fits a cache
 
 ItemPair = tuple[DumpRow, DumpRow]
@@ -195,8 +196,9 @@ def _size(target: DumpRow, golden: DumpRow) -> float | None:
 def _size_without_extremes(target: DumpRow, golden: DumpRow) -> float | None:
     if target.nonfinite:
         return 0.0
-    if target.max is None and isinstance(target.mean, float):  # a sum over ranks, of which no more is known
-        return _mean_gap(target.mean, golden)
+    for total, whole in ((target, golden), (golden, target)):
+        if total.max is None and isinstance(total.mean, float):  # a sum over ranks, of which no more is known
+            return _mean_gap(total.mean, whole)
     return None if target.dtype == golden.dtype and not isinstance(target.max, str) else math.inf
 
 
@@ -224,11 +226,16 @@ def _size_beside_limits(target: DumpRow, golden: DumpRow) -> float:
     return size
 
 
-def _mean_gap(mean: float, golden: DumpRow) -> float | None:
-    """Return how far a mean is from the golden one, relative to the root mean square; None if that is not known."""
-    if not isinstance(golden.mean, float) or not isinstance(golden.norm, float) or golden.norm <= TINY:
+def _mean_gap(mean: float, whole: DumpRow) -> float | None:
+    """Return by how much of their size elements differ if a mean is so far from that of `whole`; None: not known.
+
+    Errors of N elements that have nothing to do with one another leave their mean sqrt(N) times less; held against it
+    is a sixteenth at least, as errors may be alike.
+    """
+    if not isinstance(whole.mean, float) or not isinstance(whole.norm, float) or whole.norm <= TINY:
         return None
-    return abs(mean - golden.mean) * math.sqrt(max(1, golden.num_elements)) / golden.norm
+    root = math.sqrt(max(1, whole.num_elements))
+    return abs(mean - whole.mean) * root / whole.norm * min(root, _ALIKE)
 
 
 def _same_nonfinite(target: DumpRow, golden: DumpRow) -> bool:

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainermon.analysis.compare.items import OUTPUT, DumpRow
@@ -17,6 +18,8 @@ from trainermon.analysis.compare.merging.merge_items import (
     merge_row,
     summed,
 )
+from trainermon.analysis.compare.metrics import relative_size
+from trainermon.analysis.compare.noise import roundoff_of
 
 
 def item_of(array, **more):
@@ -118,6 +121,66 @@ def test_a_copy_with_a_fault_is_no_part_of_a_sum():
     _, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL, sums=None)
 
     assert counts.diverged == ["row (most: tp 1)"]
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, -1.0, 3.0])
+def test_a_copy_with_a_fault_is_no_part_of_a_sum_though_the_mean_tells_nothing(factor):
+    whole = TOTAL - TOTAL.mean()
+
+    _, counts = merged([item_of(whole), item_of(whole * factor)], whole, sums=None)
+
+    assert counts.diverged == ["row (most: tp 1)"]
+
+
+@pytest.mark.parametrize("terms", [(3.0, 1.0), (0.2, 0.2), (5.0, 0.1)])
+def test_what_is_larger_or_smaller_than_terms_can_add_up_to_is_no_sum_of_them(terms):
+    whole = TOTAL - TOTAL.mean()
+
+    _, counts = merged([item_of(whole[::-1] * terms[0]), item_of(whole[:, ::-1] * terms[1])], whole, sums=None)
+
+    assert counts.sums == 0
+
+
+UNITS = {"torch.float32": torch.float32, "torch.bfloat16": torch.bfloat16, "torch.float16": torch.float16}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(UNITS)),
+    st.sampled_from([2, 3, 4, 8]),
+    st.sampled_from([(1, 8), (4, 16), (64, 64)]),
+    st.sampled_from([(0.0, 0.0), (0.3, 0.0), (3.0, 1.0), (0.0, 4.0)]),
+    st.integers(0, 1000),
+)
+def test_products_whose_terms_ranks_share_are_sums_to_the_rounding_of_their_type(name, ranks, shape, of, seed):
+    mean, bias = of
+    draw = np.random.default_rng(seed)
+    given, weight = draw.standard_normal((shape[0], 8 * ranks)) + mean, draw.standard_normal((8 * ranks, shape[1]))
+    parts = [part @ rows for part, rows in zip(np.split(given, ranks, 1), np.split(weight, ranks), strict=True)]
+    parts[0] = parts[0] + bias  # which one rank adds
+
+    def row(array):
+        return item_of(torch.tensor(array).to(UNITS[name]).double().numpy())._replace(dtype=name)
+
+    whole, counts = row(sum(parts)), MergeCounts()
+    reference = ReferenceRow(shape=whole.shape, item=whole)
+    total = merge_row(
+        MergedRow(name="row", items=[row(part) for part in parts], reference=reference, sums=None), {}, counts
+    )
+
+    assert counts.sums == 1
+    assert relative_size(total, whole) == relative_size(whole, total) <= 16 * roundoff_of(name)
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_a_sum_of_which_one_term_is_off_is_further_from_the_whole_than_rounding(name):
+    shares = np.abs(np.random.default_rng(3).standard_normal((2, 64, 64)))
+    whole = item_of(shares.sum(axis=0))._replace(dtype=name)
+    off = [item_of(shares[0]), item_of(shares[1] * 1.05)]
+
+    total = summed([item._replace(dtype=name) for item in off])
+
+    assert relative_size(total, whole) > 0.25
 
 
 def test_parts_of_which_none_tells_the_dimension_have_the_statistics_of_all_where_both_sides_deal_alike():

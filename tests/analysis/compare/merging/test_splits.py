@@ -156,11 +156,11 @@ def test_a_dump_says_how_the_model_is_shared(dumps):
     assert gated["splits"]["decoder.layers.0.mlp.linear_fc1.weight"] == [0, 2]
 
 
-def dump_step(folder, rank, model, batch):
+def dump_step(folder, rank, model, *batch, level="L0"):
     """Dump a step of a model of which the loss is the mean over its batch."""
-    PrecisionDebugger(dump_path=folder, level="L0", task="tensor")
+    PrecisionDebugger(dump_path=folder, level=level, task="tensor")
     PrecisionDebugger.start(model, rank_id=rank)
-    model(batch).pow(2).mean().backward()
+    model(*batch).pow(2).mean().backward()
     PrecisionDebugger.stop()
     PrecisionDebugger.close()
 
@@ -179,6 +179,43 @@ def test_replicas_with_parts_of_a_larger_batch_are_one_batch(tmp_path, mode):
 
     assert_agrees(comparison)
     assert any("gradients of 2 replicas were averaged" in note for note in comparison.notes)
+
+
+class Masked(torch.nn.Module):
+    """A reader of words with a mask, which takes more calls than the words do and is the same in every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8)
+        self.register_buffer("places", torch.arange(6.0))
+
+    def forward(self, words, mask):
+        bias = self.places + mask
+        for _ in range(20):
+            bias = torch.sin(bias) * torch.cos(bias) + self.places
+        return self.out(self.embed(words) + bias[:, None])
+
+
+def dump_words(folder, rank, level, seed):
+    torch.manual_seed(0)
+    model = Masked()
+    words = torch.randint(0, 50, (2, 6), generator=torch.Generator().manual_seed(seed))
+    dump_step(folder, rank, model, words, torch.arange(6.0), level=level)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("same", [0, 1])
+def test_replicas_of_other_words_are_not_one_batch_however_much_else_is_the_same(level, same, tmp_path):
+    for rank in range(2):
+        dump_words(tmp_path / "replicas", rank, level, seed=rank)
+    dump_words(tmp_path / "one", 0, level, seed=same)
+
+    (comparison,) = compare(
+        tmp_path / "replicas", tmp_path / "one", options=CompareOptions(target_sizes={"dp": 2}, golden_sizes=ONE)
+    )
+
+    assert_agrees(comparison)
+    assert f"the replicas had different data: only dp {same} is compared, which agrees best" in comparison.notes
 
 
 def a_rank(folder, rank, size, **more):

@@ -18,6 +18,7 @@ from trainermon.analysis.compare.merging.ranks import (
     MergedSide,
     Name,
     RankCalls,
+    given_from_outside,
     keyed,
     own_functions,
     read_side,
@@ -148,14 +149,9 @@ class _AxisMerger:
 
     def _are_one_batch(self, ranks: Sequence[RankCalls]) -> bool:
         """Return whether replicas have parts of the other side's batch, or all of them the same one."""
-        by_key = [dict(keyed(rank.rows.calls)) for rank in ranks]
-        same = Counter(
-            first.items[0].max == call.items[0].max and first.items[0].norm == call.items[0].norm
-            for key, first in by_key[0].items()
-            for calls in by_key[1:]
-            if (call := calls.get(key)) is not None and first.items and call.items and first.direction == FORWARD
-        )
-        return same[True] >= same[False] or self._references.is_larger(ranks[0])
+        first, *others = (given_from_outside(rank) for rank in ranks)
+        is_same = all(given.get(place, value) == value for given in others for place, value in first.items())
+        return is_same or self._references.is_larger(ranks[0])
 
     def _averaged(self, rank: RankCalls, replicas: int) -> RankCalls:
         """Return a replica with its gradients divided by the number of replicas."""

@@ -22,6 +22,7 @@ Sources = dict[str, Path | TensorAssembly]
 
 COPY_TOLERANCE = 64.0
 """Copies of a value may be apart by so many units of roundoff: kernels may add up in another order on each rank."""
+_MAX_SUM_ROUNDING = 2.0**-6  # of coarse types copies may be a quarter apart, as terms of a sum often are
 _SUM_TOLERANCE = 0.05  # of the root mean square: a mean, which statistics round off, tells a sum from a copy
 
 
@@ -115,10 +116,11 @@ def _merge_tensors(row: MergedRow, sources: Sources, counts: MergeCounts) -> Dum
     is_mask_of_own = row.is_own and not roundoff(row.items)  # the same statistics make no copies of these
     if is_mask_of_own or any(item.shape != first.shape for item in row.items) or (row.is_function and not _fits(row)):
         return _left_out(row, counts, counts.unclear)
-    if row.sums is not True and _are_copies(row.items):
+    is_sum = _is_sum(row)
+    if not is_sum and _are_copies(row.items):
         counts.copies += 1
         return first._replace(merged=f"{len(row.items)} copies, {row.axis}")
-    if row.sums or (row.sums is None and _adds_up(row)):
+    if is_sum:
         counts.sums += 1
         total = _stored(summed(row.items), row, sources, dim=None)
         return total._replace(merged=f"sum of {len(row.items)}, {row.axis}")
@@ -281,8 +283,7 @@ def _are_copies(items: Sequence[DumpRow]) -> bool:
 
 def is_copy(item: DumpRow, other: DumpRow) -> bool:
     """Return whether two rows are apart by no more than kernels that add up in another order."""
-    size = relative_size(item, other)
-    return size is None or size <= COPY_TOLERANCE * roundoff((item, other))
+    return _are_within(item, other, COPY_TOLERANCE * roundoff((item, other)))
 
 
 def _has_sound_copy(row: MergedRow) -> bool:
@@ -291,21 +292,57 @@ def _has_sound_copy(row: MergedRow) -> bool:
     return other is not None and roundoff((other,)) > 0 and any(is_copy(item, other) for item in row.items)
 
 
-def _adds_up(row: MergedRow) -> bool:
-    """Return whether the sum of the rows may be the other side's: by its mean, and no longer than all together."""
+def _is_sum(row: MergedRow) -> bool:
+    """Return whether rows are parts of a sum: as is known of them, or as they add up and are not the same."""
+    if row.sums is not None:
+        return row.sums
     other = row.reference.item if row.reference else None
     if other is None:
-        return True
-    total = summed(row.items).mean
-    norms = [item.norm for item in row.items]
+        return not _are_copies(row.items)
+    rounding = min(COPY_TOLERANCE * roundoff((*row.items, other)), _MAX_SUM_ROUNDING)
+    first, *others = row.items
+    are_same = all(_are_within(item, first, rounding) for item in others)
+    return not are_same and _adds_up(row, other, rounding)
+
+
+def _are_within(item: DumpRow, other: DumpRow, limit: float) -> bool:
+    size = relative_size(item, other)
+    return size is None or size <= limit
+
+
+def _adds_up(row: MergedRow, other: DumpRow, rounding: float) -> bool:
+    """Return whether the sum of the rows may be the other side's: by its mean, and no larger than the rows allow.
+
+    Not if a rank has the other side's value though others add something: then it is a copy, and theirs are wrong.
+    """
+    total, norms = summed(row.items).mean, [item.norm for item in row.items]
     if not isinstance(total, float) or not isinstance(other.mean, float) or not isinstance(other.norm, float):
         return False
-    if not all(isinstance(norm, float) for norm in norms) or other.norm > 1.01 * sum(norms):
+    known = [norm for norm in norms if isinstance(norm, float)]
+    tolerance = rounding * max(known, default=0.0)
+    if len(known) < len(norms) or not _is_within_bounds(row.items, other, tolerance):
+        return False
+    if sorted(known)[-2] > tolerance and any(_are_within(item, other, rounding) for item in row.items):
         return False
     if other.num_elements == 1:  # its mean is the number itself, which nothing rounds off
         return abs(total - other.mean) <= COPY_TOLERANCE * roundoff((other,)) * abs(other.mean)
     spread = other.norm / math.sqrt(max(1, other.num_elements))
     return abs(total - other.mean) <= _SUM_TOLERANCE * spread
+
+
+def _is_within_bounds(items: Sequence[DumpRow], whole: DumpRow, tolerance: float) -> bool:
+    """Return whether `whole` may be the sum of the rows: by its norm and extrema, but for `tolerance`.
+
+    A norm is at most the sum of those of the terms, and at least what is left of the largest after all others. Extrema
+    lie between the sums of theirs.
+    """
+    norms = [item.norm for item in items]
+    if not 2 * max(norms) - sum(norms) - tolerance <= whole.norm <= sum(norms) + tolerance:
+        return False
+    highest, lowest = ([getattr(item, name) for item in (*items, whole)] for name in ("max", "min"))
+    if not all(isinstance(value, float) for value in (*highest, *lowest)):
+        return True
+    return highest[-1] <= sum(highest[:-1]) + tolerance and lowest[-1] >= sum(lowest[:-1]) - tolerance
 
 
 def _farthest(row: MergedRow) -> int:

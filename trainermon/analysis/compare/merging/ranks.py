@@ -7,9 +7,20 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.analysis.compare.items import MODULE, DumpCall, DumpRow, DumpRows, read_rows
+from trainermon.analysis.compare.items import (
+    INPUT,
+    MODULE,
+    OUTPUT,
+    DumpCall,
+    DumpRow,
+    DumpRows,
+    Value,
+    read_rows,
+    value_of,
+)
 from trainermon.analysis.compare.merging.merge_items import Sources
 from trainermon.analysis.compare.merging.places import DumpLocation, DumpShard
+from trainermon.analysis.compare.noise import takes_weight
 from trainermon.dump.files.records import FORWARD, RankLayout
 
 Name = tuple[str, str]
@@ -157,3 +168,22 @@ def keyed(calls: Iterable[DumpCall]) -> Iterator[tuple[Key, DumpCall]]:
         name = scoped_name(call), call.direction
         yield (*name, counts[name]), call
         counts[name] += 1
+
+
+def given_from_outside(rank: RankCalls) -> dict[tuple[Key, str], Value]:
+    """Return the values that forwards of a rank were given and none of its calls made, by call and place.
+
+    Weights are none of these, and neither is what takes a gradient or has one value throughout.
+    """
+    made: set[Value] = set()
+    found: dict[tuple[Key, str], Value] = {}
+    for key, call in keyed(rank.rows.calls):
+        for item in call.items if call.direction == FORWARD else ():
+            value = value_of(item)
+            if value is None or value in made:
+                continue
+            if item.state == OUTPUT:
+                made.add(value)
+            elif item.state == INPUT and not item.requires_grad and not takes_weight(call, item.place):
+                found[key, item.place] = value
+    return found
