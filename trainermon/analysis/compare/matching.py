@@ -75,13 +75,15 @@ def match_calls(
     partners = _known(golden, matched)
     if naming.is_in_order:
         taken = {call.key for call in partners.values()}
-        left = dict(_counted([call for call in golden.calls if call.key not in taken], naming.theirs))
-        ours = _counted([call for call in target.calls if call.key not in partners], naming.ours)
-        partners |= {call.key: left.pop(key) for key, call in ours if key in left}
+        partners |= _by_names(
+            [call for call in target.calls if call.key not in partners],
+            [call for call in golden.calls if call.key not in taken],
+            naming,
+        )
     else:
         partners = _partners(target, golden, naming, partners)
-        taken = {call.key for call in partners.values()}
-        left = {call.key: call for call in golden.calls if call.key not in taken}
+    taken = {call.key for call in partners.values()}
+    left = {call.key: call for call in golden.calls if call.key not in taken}
     if fuzzy:
         partners |= _fuzzy(target.calls, left, partners)
         taken = {call.key for call in partners.values()}
@@ -239,12 +241,40 @@ def _numbered(calls: Iterable[DumpCall], name_of: Callable[[DumpCall], str]) -> 
         counts[name] += 1
 
 
-def _counted(calls: Iterable[DumpCall], name_of: Callable[[DumpCall], str]) -> Iterator[tuple[Hashable, DumpCall]]:
+def _counted(
+    calls: Iterable[DumpCall], name_of: Callable[[DumpCall], str]
+) -> Iterator[tuple[tuple[str, str, int], DumpCall]]:
+    """Yield calls with their names, directions, and numbers among those of that name and direction."""
     counts: Counter[tuple[str, str]] = Counter()
     for call in calls:
         name = name_of(call), call.direction
         yield (*name, counts[name]), call
         counts[name] += 1
+
+
+def _by_names(ours: Sequence[DumpCall], theirs: Sequence[DumpCall], naming: CallNaming) -> dict[str, DumpCall]:
+    """Return partners by name, the n-th of a name with the n-th.
+
+    Where one side has more functions of a name, those are partners that stand between the same others, as far as shapes
+    tell; what is left goes by names.
+    """
+    one, other = list(_counted(ours, naming.ours)), list(_counted(theirs, naming.theirs))
+    numbers = [Counter(key[:2] for key, _ in side) for side in (one, other)]
+    uneven = {name for name, number in numbers[0].items() if number != numbers[1][name]}
+    named = dict(other)
+    partners = {
+        call.key: named[key] for key, call in one if key in named and (call.family == MODULE or key[:2] not in uneven)
+    }
+    places = [
+        [(key[:2], _shapes(call)) if key[:2] in uneven and call.family != MODULE else key for key, call in side]
+        for side in (one, other)
+    ]
+    between = [(ours[at], theirs[to]) for at, to in align(*places)]
+    partners |= {call.key: partner for call, partner in between if call.key not in partners}
+    taken = {partner.key for partner in partners.values()}
+    left = dict(_counted([call for call in theirs if call.key not in taken], naming.theirs))
+    rest = _counted([call for call in ours if call.key not in partners], naming.ours)
+    return partners | {call.key: left[key] for key, call in rest if key in left}
 
 
 def match_rows(

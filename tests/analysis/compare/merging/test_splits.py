@@ -325,3 +325,34 @@ def test_a_split_of_one_rank_is_refused(side, tmp_path, capsys):
 
     where = tmp_path / side / "step0" / "rank0"
     assert f"found one rank in {where}, expected 4 by the split tp=2,pp=2" in capsys.readouterr().err
+
+
+def ids(value):
+    return tensor("torch.int64", (2, 3), value)
+
+
+def looked_up(rank, weight, made, *, is_part):
+    """Return the functions of a look-up and a loss, which masks targets; a part also masks what others look up."""
+    mask = tensor("torch.bool", (2, 3), 1.0)
+    data = (
+        {"Tensor.__lt__.0.forward": forward(ids(9), {"type": "int", "value": 5 * rank}, output=mask)} if is_part else {}
+    )
+    data["Functional.embedding.0.forward"] = forward(
+        ids(9), tensor(shape=(4, 4), value=weight), output=tensor(value=made)
+    )
+    data["Distributed.all_reduce.0.forward"] = forward(tensor(value=made), output=tensor(value=made))
+    data["Functional.relu.0.forward"] = forward(tensor(value=3.0), output=tensor(value=3.0))
+    data[f"Tensor.__lt__.{int(is_part)}.forward"] = forward(ids(7), {"type": "int", "value": 5 * rank}, output=mask)
+    data["Torch.exp.0.forward"] = forward(tensor(value=2.0), output=tensor(value=2.0 if made else 3.0))
+    return data
+
+
+def test_what_ranks_alone_mask_is_matched_with_no_mask_of_the_whole(tmp_path):
+    for rank in range(2):
+        a_share(tmp_path / "a", rank, {"tp": [rank, 2]}, looked_up(rank, 1.0, 1.0, is_part=True))
+    a_share(tmp_path / "b", 0, {"tp": [0, 1]}, looked_up(0, 1.0, 2.0, is_part=False))
+
+    (comparison,) = compare(tmp_path / "a", tmp_path / "b", options=CompareOptions(golden_sizes=ONE))
+
+    partners = {call.key: call.golden and call.golden.key for call in comparison.calls if "__lt__" in call.key}
+    assert partners == {"Tensor.__lt__.0.forward": None, "Tensor.__lt__.1.forward": "Tensor.__lt__.0.forward"}
