@@ -20,6 +20,8 @@ from trainermon.analysis.compare import CompareOptions, Mode, compare
 from trainermon.analysis.compare.answer.summary import causes_of, headline
 
 LEVELS = ("L0", "mix")
+FUNCTIONS = "L1"
+_A_LAYER = ("alone, like the ",)  # what is said of the last of functions that one side alone calls
 MODES = (Mode.STATISTICS, Mode.TENSOR)
 
 
@@ -46,13 +48,16 @@ def main() -> None:
 
 def _judge(family: str, folder: Path) -> Iterator[JudgedKind]:
     for number, difference in enumerate(DIFFERENCES):
-        for level in LEVELS[1:] if difference.by_functions else LEVELS:
+        levels = LEVELS[1:] if difference.by_functions else LEVELS
+        for level in (*levels, FUNCTIONS) if difference.is_layer else levels:
             place = folder / family / f"{number}-{level}"
             _record(family, difference, level, place)
             for mode in MODES:
                 (comparison,) = compare(place / "target", place / "golden", options=CompareOptions(mode=mode))
                 said, named = headline(comparison), len(causes_of(comparison))
-                is_right = any(text in said for text in difference.named) if difference.named else not named
+                names = _A_LAYER if level == FUNCTIONS else difference.named
+                is_right = named == bool(names) if difference.is_layer else bool(names) or not named
+                is_right = is_right and (not names or any(text in said for text in names))
                 yield JudgedKind(family, difference.what, not difference.named, is_right, named, said)
 
 

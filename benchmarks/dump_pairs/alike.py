@@ -119,7 +119,8 @@ class Difference:
         feeding: The name of a part in the target's layers; `feed` in the golden dump's.
         recompute: Whether layers are recomputed, and how, on both sides.
         swapped: Whether the golden dump is the one that is changed.
-        by_functions: Whether it can be seen in dumps with functions alone.
+        by_functions: Whether it can be seen in dumps that have functions, too, and in no others.
+        is_layer: Whether whole layers are on one side alone: then dumps of functions alone tell, too.
     """
 
     what: str
@@ -129,10 +130,15 @@ class Difference:
     recompute: str = ""
     swapped: bool = False
     by_functions: bool = False
+    is_layer: bool = False
 
 
-def _insert(at: int) -> Callable[[Stack, Callable[[], Layer]], None]:
-    return lambda model, make: model.layers.insert(at, make())
+def _insert(*places: int) -> Callable[[Stack, Callable[[], Layer]], None]:
+    def change(model: Stack, make: Callable[[], Layer]) -> None:
+        for at in places:
+            model.layers.insert(at, make())
+
+    return change
 
 
 def _part(model: Stack, path: str) -> Any:
@@ -175,10 +181,21 @@ def _other_class(model: Stack, _: Callable[[], Layer]) -> None:
 
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(what="nothing"),
-    Difference(what="a layer more at the beginning", change=_insert(0), named=("Module.layers.0.Layer",)),
-    Difference(what="a layer more within", change=_insert(2), named=("Module.layers.2.Layer",)),
-    Difference(what="a layer more at the end", change=_insert(4), named=("Module.layers.4.Layer",)),
-    Difference(what="a layer less", change=_insert(1), named=("Module.layers.1.Layer",), swapped=True),
+    *(
+        Difference(
+            what=what, change=_insert(*places), named=(f"Module.layers.{places[0]}.Layer",), **more, is_layer=True
+        )
+        for what, places, more in (
+            ("a layer more at the beginning", (0,), {}),
+            ("a layer more within", (2,), {}),
+            ("a layer more at the end", (4,), {}),
+            ("a layer less", (1,), {"swapped": True}),
+            ("two layers more", (1, 2), {}),
+            ("layers more at two places", (1, 4), {}),
+            ("three layers less", (0, 2, 6), {"swapped": True}),
+            ("a layer more, recomputed", (2,), {"recompute": "reentrant"}),
+        )
+    ),
     Difference(what="another class", change=_other_class, named=("Module.layers.1.feed.act",)),
     Difference(what="another function", change=_other_function, named=("silu",), by_functions=True),
     Difference(what="an operation more", change=_adapter, named=("layers.1.mix",)),
