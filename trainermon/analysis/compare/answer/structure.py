@@ -49,10 +49,8 @@ def lone_before(comparison: Comparison) -> LoneCalls | None:
         return LoneCalls(own, f"stands where the golden dump has {other.key}")
     on = f", and the dumps differ from {differing.key} on"
     if own is not None:
-        return LoneCalls(own, f"is in the target alone{_like_it(list(ours), ours, own)}", on)
-    if other is None:
-        return None
-    return LoneCalls(other, f"is in the golden dump alone{_like_it(comparison.golden_keys, theirs, other)}", on)
+        return _alone(own, "target", _run_of(own, list(ours), ours), on)
+    return None if other is None else _alone(other, "golden dump", _run_of(other, comparison.golden_keys, theirs), on)
 
 
 def _shows_first(comparison: Comparison, blamed: CallResult) -> CallResult | None:
@@ -89,11 +87,18 @@ def _before(keys: Sequence[str], results: Mapping[str, CallResult], at: str) -> 
     return [results[key] for key in keys[position:stop]]
 
 
-def _like_it(keys: Sequence[str], results: Mapping[str, CallResult], lone: CallResult) -> str:
-    """Return how many functions without a partner stand just before one, as it follows on a sentence; "" if none do."""
-    before = [] if _path(lone) else reversed(keys[: keys.index(lone.key)])
-    number = sum(1 for _ in takewhile(lambda key: _is_lone(results.get(key)), before))
-    return f", like the {number:,} calls before it" if number > 1 else ""
+def _run_of(last: CallResult, keys: Sequence[str], results: Mapping[str, CallResult]) -> list[CallResult]:
+    """Return the calls without a partner that stand before one without any between them, and that one, in order."""
+    before = takewhile(lambda key: _is_lone(results.get(key)), reversed(keys[: keys.index(last.key)]))
+    return [*reversed([results[key] for key in before]), last]
+
+
+def _alone(last: CallResult, side: str, run: Sequence[CallResult], onwards: str) -> LoneCalls:
+    """Return of calls in a row that one side alone made the first module, or of functions the last, and how many."""
+    if _path(last):
+        return LoneCalls(_outermost(run) or last, f"is in the {side} alone", onwards)
+    more = f", like the {len(run) - 1:,} calls before it" if len(run) > 2 else ""
+    return LoneCalls(last, f"is in the {side} alone{more}", onwards)
 
 
 def _is_lone(result: CallResult | None) -> bool:

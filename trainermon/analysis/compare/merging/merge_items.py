@@ -336,13 +336,14 @@ def _is_within_bounds(items: Sequence[DumpRow], whole: DumpRow, tolerance: float
     A norm is at most the sum of those of the terms, and at least what is left of the largest after all others. Extrema
     lie between the sums of theirs.
     """
-    norms = [item.norm for item in items]
-    if not 2 * max(norms) - sum(norms) - tolerance <= whole.norm <= sum(norms) + tolerance:
+    norms = [float(item.norm) for item in (*items, whole)]
+    size = norms.pop()
+    if not 2 * max(norms) - sum(norms) - tolerance <= size <= sum(norms) + tolerance:
         return False
     highest, lowest = ([getattr(item, name) for item in (*items, whole)] for name in ("max", "min"))
     if not all(isinstance(value, float) for value in (*highest, *lowest)):
         return True
-    return highest[-1] <= sum(highest[:-1]) + tolerance and lowest[-1] >= sum(lowest[:-1]) - tolerance
+    return bool(highest[-1] <= sum(highest[:-1]) + tolerance and lowest[-1] >= sum(lowest[:-1]) - tolerance)
 
 
 def _farthest(row: MergedRow) -> int:
