@@ -110,7 +110,14 @@ def _settings(pack: EnvironmentPack, section: str, both: tuple[EnvironmentPack, 
     if section == "packages" and "run" in (both[0].origin, both[1].origin):
         common = set.intersection(*(set(side.sections.get(section, {})) for side in both))
         return {name: value for name, value in settings.items() if name in common}
+    if section == "model" and len({_num_stages(side) for side in both}) > 1:  # a stage has some of the modules
+        common = set.intersection(*(set(side.sections.get(section, {})) for side in both))
+        return {name: value for name, value in settings.items() if name in common}
     if section == "torch" and not all(_WHEN_RUN in side.sections.get(section, {}) for side in both):
         common = set.intersection(*(set(side.sections.get(section, {})) for side in both))
         return {name: value for name, value in settings.items() if name in common}
     return settings
+
+
+def _num_stages(pack: EnvironmentPack) -> Any:
+    return pack.sections.get("layout", {}).get("pp_size", 1)

@@ -116,7 +116,7 @@ def _ours(path: Path, members: Mapping[str, bytes]) -> EnvironmentPack:
         raise PackError(f"{path}: member {ABOUT!r} has no sections of names and values; collect it again")
     ranks = {int(match[1]): _mapping(path, members, name) for name in members if (match := _RANK.fullmatch(name))}
     known = {name: sections[name] for name in SECTIONS if name in sections}
-    for section in ("layout", "torch", "hyperparameters", "code"):
+    for section in ("layout", "torch", "hyperparameters", "model", "code"):
         _take_first_rank(known, ranks, section)
     libraries: Mapping[str, str] = next(
         (ranks[rank]["libraries"] for rank in sorted(ranks) if ranks[rank].get("libraries")), {}

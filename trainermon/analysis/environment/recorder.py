@@ -23,6 +23,7 @@ from trainermon.core.topology import find_coordinates
 from trainermon.dump.draws import RandomLog
 from trainermon.dump.seeds import rank as rank_here
 from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.environment.model_settings import model_settings
 from trainermon.monitor.environment.model_sources import model_sources
 from trainermon.monitor.environment.random_states import random_states, read_draws
 from trainermon.monitor.environment.shown_tensors import input_of, tensors_in
@@ -159,6 +160,7 @@ def first_sight(models: Sequence[nn.Module], optimizer: Any, redactor: Redactor)
         "random": {"states": random_states()},
         "torch": torch_settings(),
         "layout": layout_in(training),
+        "model": model_settings(models if training is None else training.roots),
         "hyperparameters": {name: redactor.value(name, value) for name, value in hyperparameters.items()},
         "libraries": loaded_libraries(),
         "weights": recorded_weights(models, training),

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainermon.analysis.environment.files import flattened
 from trainermon.core.topology import find_coordinates
-from trainermon.monitor.environment.kept_settings import groups_of
+from trainermon.monitor.environment.kept_settings import optimizer_settings
 from trainermon.monitor.taps.training import Training
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -23,12 +23,12 @@ def hyperparameters_in(models: Sequence[nn.Module], optimizer: Any) -> dict[str,
     Reads attributes only; what is no plain value is left out.
     """
     found: dict[str, Any] = {}
-    for name, value in _sources(models, optimizer):
+    for name, value in _sources(models):
         found.update({key: item for key, item in flattened(_plain(value), name) if _is_plain(item)})
-    return found
+    return found | dict(optimizer_settings(optimizer))
 
 
-def _sources(models: Sequence[nn.Module], optimizer: Any) -> Iterator[tuple[str, Any]]:
+def _sources(models: Sequence[nn.Module]) -> Iterator[tuple[str, Any]]:
     megatron = sys.modules.get("megatron.training.global_vars")
     arguments = getattr(megatron, "_GLOBAL_ARGS", None)
     if arguments is not None:
@@ -43,7 +43,6 @@ def _sources(models: Sequence[nn.Module], optimizer: Any) -> Iterator[tuple[str,
         yield "model", as_dict()
     if isinstance(getattr(model, "config", None), Mapping):  # DeepSpeed's engine
         yield "deepspeed", dict(model.config)  # type: ignore[arg-type]  # a Mapping
-    yield from groups_of(optimizer)
 
 
 def _of_trainer() -> Iterator[tuple[str, Any]]:

@@ -33,6 +33,7 @@ SECTIONS = (
     "packages",
     "code",
     "hyperparameters",
+    "model",
     "layout",
     "random",
     "data",

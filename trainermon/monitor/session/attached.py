@@ -87,7 +87,7 @@ class AttachedTraining(AttachedRank):
         return self._parts.training
 
     def _environment(self) -> Mapping[str, Any]:
-        return kept_settings(self._parts.training.optimizer)
+        return kept_settings(self._parts.training.roots, self._parts.training.optimizer)
 
     def _accelerator(self) -> Mapping[str, Any] | None:
         return describe_accelerator(parameter.tensor for parameter in self._parts.training.parameters)

@@ -167,7 +167,9 @@ def _by_how_much(rows: RowDifference, pair: RowPair) -> str:
     if rows.num_before or pair.relative is None or not math.isfinite(pair.relative):
         return ""
     beside = f", where rounding explains {rows.explained:.2g}" if rows.explained else ""
-    return f", by {pair.relative:.2g}{beside}"
+    types = [side.dtype for side in (pair.ours, pair.theirs)]
+    other = f", of type {types[0]} (in the reference {types[1]})" if all(types) and types[0] != types[1] else ""
+    return f"{other}, by {pair.relative:.2g}{beside}"
 
 
 def _is_of_model_alone(rows: RowDifference, pair: RowPair) -> bool:
