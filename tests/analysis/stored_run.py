@@ -23,9 +23,13 @@ ONE_INF = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 1)
 MASK = (4, 0.0, 0.0, 0.0, 0.0, 2, 0, 2)
 
 
-def store(run_dir, steps, *, attempt=1, modules=(), dtype=""):
-    """Commit `steps`: {step: {rank: {SeriesKey: moments}}}, tell modules in definition order and the type of all."""
-    writer = SegmentWriter(run_dir / "nodes/node/segments")
+def store(run_dir, steps, *, attempt=1, modules=(), dtype="", placements=None, node="node"):
+    """Commit `steps`: {step: {rank: {SeriesKey: moments}}}, tell modules in definition order and the type of all.
+
+    `placements` has a placement by key instead.
+    """
+    writer = SegmentWriter(run_dir / "nodes" / node / "segments")
+    placed = placements or {}
     for step, ranks in steps.items():
         for rank, rows in ranks.items():
             keys = tuple(rows)
@@ -37,7 +41,9 @@ def store(run_dir, steps, *, attempt=1, modules=(), dtype=""):
                 pid=1,
                 started_s=0.0,
                 series=keys,
-                placements=tuple(Placement(dtype=dtype, shape=(int(rows[key][0]),)) if dtype else None for key in keys),
+                placements=tuple(
+                    Placement(dtype=dtype, shape=(int(rows[key][0]),)) if dtype else placed.get(key) for key in keys
+                ),
             )
             values = np.ascontiguousarray(np.array(list(rows.values()), np.float64).T)
             block = StatBlock(

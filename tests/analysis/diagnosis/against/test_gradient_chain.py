@@ -9,6 +9,7 @@ from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from trainermon import cli
 from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.against.gradient_chain import chain_texts, gradient_chain
+from trainermon.analysis.diagnosis.against.sides import open_side
 from trainermon.core.values import Kind, SeriesKey
 
 LINKS = [
@@ -41,7 +42,7 @@ def chain(tmp_path, *, kinds=KINDS, change=lambda kind, step, rank: FINITE, nois
                     grad("a.weight", kind): scaled(noise(kind, step)) if own else FINITE for kind in kinds
                 } | {grad("b.weight", kind): change(kind, step, rank) if own else FINITE for kind in kinds}
         store(tmp_path / name, rows)
-    return {link.link: link for link in gradient_chain(tmp_path / "run", tmp_path / "reference")}
+    return {link.link: link for link in gradient_chain(open_side(tmp_path / "run"), open_side(tmp_path / "reference"))}
 
 
 def test_links_are_told_in_the_order_of_the_step(tmp_path):

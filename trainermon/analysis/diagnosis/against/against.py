@@ -14,16 +14,15 @@ from trainermon.analysis.diagnosis.against.dump_differences import DumpDifferenc
 from trainermon.analysis.diagnosis.against.dumps import below, from_dumps
 from trainermon.analysis.diagnosis.against.gradient_chain import gradient_chain
 from trainermon.analysis.diagnosis.against.row_differences import RowDifference, find_row_difference
-from trainermon.analysis.diagnosis.against.row_pairs import NOISE_GROWTH, NOISE_LIMIT, REFERENCE
+from trainermon.analysis.diagnosis.against.row_pairs import NOISE_GROWTH, NOISE_LIMIT
 from trainermon.analysis.diagnosis.against.rows import from_rows
 from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
 from trainermon.analysis.diagnosis.against.settings import setting_differences
 from trainermon.analysis.diagnosis.against.sides import RunSide, open_side, pair_dumps
-from trainermon.analysis.diagnosis.evidence import open_store
+from trainermon.analysis.diagnosis.against.splits import open_both
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, NextCollection, Symptom
 from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
 from trainermon.analysis.diagnosis.wording import counted
-from trainermon.exporters.store.tables import add_run
 
 MAX_CALLS = 5
 _NAMES = {LOSS: "loss", GRAD_NORM: "gradient norm"}
@@ -40,7 +39,8 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
     ours, theirs = open_side(Path(run_dir)), open_side(Path(reference))
     rows = _compare_rows(ours, theirs, step)
     at_step = rows.step if rows is not None and rows.step is not None else step
-    dumps = _first_dump_difference(ours, theirs, at_step)
+    is_split = rows is not None and bool(rows.split)
+    dumps = None if is_split else _first_dump_difference(ours, theirs, at_step)
     if dumps is not None and dumps[1].first is not None:
         diagnosis = from_dumps(ours, dumps[0], dumps[1], rows)
     elif rows is not None and rows.step is not None:
@@ -50,7 +50,7 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
     if ours.is_run and theirs.is_run:
         diagnosis = dataclasses.replace(
             with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
-            gradient_chain=gradient_chain(ours.path, theirs.path, _first_limit(rows)),
+            gradient_chain=gradient_chain(ours, theirs, _first_limit(rows)),
             setting_differences=setting_differences(ours.path, theirs.path, diagnosis.step),
         )
     return dataclasses.replace(
@@ -84,11 +84,10 @@ def _compare_rows(ours: RunSide, theirs: RunSide, step: int | None) -> RowDiffer
     """Return what the stored rows tell; None if a side has none, or they have no step in common."""
     if not (ours.is_run and theirs.is_run):
         return None
-    with open_store(ours.path) as connection:
-        if connection is None:
+    with open_both(ours, theirs) as both:
+        if both is None:
             return None
-        add_run(connection, theirs.path, REFERENCE)
-        found = find_row_difference(connection, ours, theirs, step)
+        found = find_row_difference(both, ours, theirs, step)
     return found if found.num_steps else None
 
 
@@ -179,7 +178,8 @@ def _sources(
 ) -> tuple[str, ...]:
     found: list[str] = []
     if rows is not None:
-        found += [f"stored rows: {counted(rows.num_steps, 'step')} that both runs have", *rows.set_aside]
+        found += [f"stored rows: {counted(rows.num_steps, 'step')} that both runs have"]
+        found += [rows.split] if rows.split else rows.set_aside
     else:
         without = [side for side in (ours, theirs) if not side.is_run]
         verb = "holds" if len(without) == 1 else "hold"
@@ -189,6 +189,8 @@ def _sources(
         found.append(f"stored rows: none compared, {why}")
     if dumps is not None:
         found += _dump_sources(ours, theirs, dumps[1])
+    elif rows is not None and rows.split and ours.dumps and theirs.dumps:
+        found.append("dumps: not compared here, where ranks hold other parts; `trainermon compare` merges them")
     else:
         found.append("dumps: none of a step and rank that both sides have")
     return tuple(found)

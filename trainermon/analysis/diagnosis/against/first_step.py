@@ -168,7 +168,7 @@ def noisy_sizes(pairs: Sequence[RowPair]) -> Callable[[RowPair], float]:
         if pair.only_in or math.isnan(relative) or pair.kind == Kind.CHECKSUM:
             return math.inf
         if pair.kind in _WEIGHTS:
-            return 0.0 if (pair.name, pair.rank) in tiny and pair.kind in _UPDATED else _norm_gap(pair)
+            return 0.0 if (pair.name, pair.rank) in tiny else _norm_gap(pair)
         if pair.kind in _WEIGHED and medians[pair.kind]:
             return relative * min(1.0, _rms(pair) / medians[pair.kind])
         return relative

@@ -10,13 +10,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainermon.analysis.diagnosis.against.row_pairs import NOISE_GROWTH, NOISE_LIMIT, NOISE_STEPS, REFERENCE
+from trainermon.analysis.diagnosis.against.row_pairs import (
+    DIFFER,
+    NOISE_GROWTH,
+    NOISE_LIMIT,
+    NOISE_STEPS,
+    OURS,
+    REFERENCE,
+)
+from trainermon.analysis.diagnosis.against.sides import RunSide
+from trainermon.analysis.diagnosis.against.splits import SideBySide, open_both
 from trainermon.analysis.diagnosis.evidence import open_store
 from trainermon.core.values import Kind
-from trainermon.exporters.store.tables import add_run
 
 if TYPE_CHECKING:
     import duckdb
@@ -64,26 +71,26 @@ class _ChainPoint(NamedTuple):
     series: str
 
 
-def gradient_chain(run_dir: Path, reference: Path, first_limit: float = NOISE_LIMIT) -> tuple[GradientLink, ...]:
+def gradient_chain(ours: RunSide, theirs: RunSide, first_limit: float = NOISE_LIMIT) -> tuple[GradientLink, ...]:
     """Return the stations of the gradients' way, in order, each with the first step on which two runs differ there.
 
-    `run_dir` and `reference` are directories of runs; () if one has no store. `first_limit` is what passes for noise on
-    the first common step.
+    () if one of them has no store. Where they are split otherwise, ranks are merged, and have no norm of their own.
+    `first_limit` is what passes for noise on the first common step.
     """
-    with open_store(run_dir) as ours, open_store(reference) as theirs:
-        if ours is None or theirs is None:
+    with open_both(ours, theirs) as both, open_store(theirs.path) as there:
+        if both is None or there is None:
             return ()
-        add_run(ours, reference, REFERENCE)
-        return tuple(_link(name, list(_series(name, kinds, ours, theirs)), first_limit) for name, kinds in _LINKS)
+        return tuple(_link(name, list(_series(name, kinds, both, there)), first_limit) for name, kinds in _LINKS)
 
 
 def _series(
-    name: str, kinds: Sequence[Kind], ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection
+    name: str, kinds: Sequence[Kind], both: SideBySide, theirs: duckdb.DuckDBPyConnection
 ) -> Iterator[list[_ChainPoint]]:
-    if name in (_LOCAL_NORM, _NORM):
-        yield _norms(ours, theirs, per_rank=name == _LOCAL_NORM)
+    if name == _NORM or (name == _LOCAL_NORM and not both.split):
+        yield _norms(both.connection, theirs, per_rank=name == _LOCAL_NORM)
     for kind in kinds:
-        yield [_ChainPoint(*row) for row in ours.execute(_ROWS, {"kind": str(kind)}).fetchall()]
+        values = {"kind": str(kind), "is_split": bool(both.split)}
+        yield [_ChainPoint(*row) for row in both.connection.execute(_ROWS, values).fetchall()]
 
 
 def _link(name: str, series: Sequence[list[_ChainPoint]], first_limit: float) -> GradientLink:
@@ -142,8 +149,6 @@ _NORMS = {
     False: "SELECT step, grad_norm FROM steps WHERE grad_norm IS NOT NULL",
 }
 
-_MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
-_DIFFERS = " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS)
 _LARGEST = "greatest(abs(ours.min), abs(ours.max), abs(theirs.min), abs(theirs.max))"
 # The three parts of `compare.metrics.relative_size`; a term of which the size is zero is 0.
 _SIZES = (
@@ -157,12 +162,13 @@ _RELATIVE = f"""CASE
     ELSE greatest({", ".join(f"coalesce({size}, 0.0)" for size in _SIZES)}) END"""
 _ROWS = f"""
     WITH apart AS (
-        SELECT ours.step, ours.rank, ours.kind, ours.name, ({_DIFFERS}) AS differs, {_RELATIVE} AS relative
-        FROM stats ours JOIN {REFERENCE} theirs ON ours.step = theirs.step AND ours.rank = theirs.rank
+        SELECT ours.step, ours.rank, ours.kind, ours.name,
+            CASE WHEN $is_split THEN {DIFFER[True]} ELSE {DIFFER[False]} END AS differs, {_RELATIVE} AS relative
+        FROM {OURS} ours JOIN {REFERENCE} theirs ON ours.step = theirs.step AND ours.rank = theirs.rank
             AND ours.kind = theirs.kind AND ours.name = theirs.name AND ours.slot = theirs.slot
             AND ours.call = theirs.call AND ours.stage = theirs.stage AND ours.num_steps = theirs.num_steps
             AND coalesce(ours.micro_step, -1) = coalesce(theirs.micro_step, -1)
-        WHERE ours.kind = $kind
+        WHERE ours.kind = $kind AND (ours.count = theirs.count OR NOT $is_split)
     )
     SELECT step, bool_or(differs), coalesce(max(relative) FILTER (differs), 0.0),
         arg_max(rank, relative) FILTER (differs), coalesce(arg_max(kind || ' ' || name, relative) FILTER (differs), '')

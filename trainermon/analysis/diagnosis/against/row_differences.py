@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainermon.analysis.diagnosis.against.first_step import (
@@ -23,6 +23,7 @@ from trainermon.analysis.diagnosis.against.first_step import (
 from trainermon.analysis.diagnosis.against.row_pairs import (
     NOISE_GROWTH,
     NOISE_STEPS,
+    OURS,
     REFERENCE,
     RowPair,
     create_pairs,
@@ -30,8 +31,10 @@ from trainermon.analysis.diagnosis.against.row_pairs import (
     set_aside,
 )
 from trainermon.analysis.diagnosis.against.scaling import Scaling, find_scaling
-from trainermon.analysis.diagnosis.against.sides import RunSide, common_product_unit, step_order
-from trainermon.analysis.diagnosis.execution_order import Flow, read_flows, with_outer
+from trainermon.analysis.diagnosis.against.sides import RunSide, common_product_unit
+from trainermon.analysis.diagnosis.against.splits import SideBySide
+from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order, read_flows, with_outer
+from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.core.values import Kind
 
 if TYPE_CHECKING:
@@ -52,7 +55,8 @@ class RowDifference:
     `called` are the modules of which activations are stored on the step, `kinds` what else is, and `flows` what flowed
     between modules in the reference. `lost` are steps before it that one side alone has. `kept` tells that the weights
     that the optimizer left on the step before are stored on both sides, and agree if `is_exact`. `set_aside` says, in a
-    sentence for each side, of what it alone has series on any step: they are not compared.
+    sentence for each side, of what it alone has series on any step: they are not compared. `split` says how the
+    runs are split otherwise, and what was compared; "": alike.
     """
 
     num_steps: int
@@ -70,27 +74,37 @@ class RowDifference:
     lost: tuple[int, ...] = ()
     kept: bool = False
     set_aside: tuple[str, ...] = ()
+    split: str = ""
+
+
+def step_order(side: RunSide, flows: Iterable[Flow], *, has_unreduced: bool) -> StepOrder:
+    """Return in which order a step of the run comes to its series.
+
+    `flows` say what flowed between modules, `has_unreduced` whether gradients before the reduction are stored.
+    """
+    modules = in_execution_order(side.modules, flows)
+    return StepOrder(modules, side.places, is_single=len(side.places) == 1, has_unreduced=has_unreduced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Stores:
-    """The rows of two runs, in the tables `stats` and `REFERENCE` of one connection."""
+    """The rows of two runs, in the views `OURS` and `REFERENCE` of one connection."""
 
     connection: duckdb.DuckDBPyConnection
     ours: RunSide
     theirs: RunSide
 
 
-def find_row_difference(
-    connection: duckdb.DuckDBPyConnection, ours: RunSide, theirs: RunSide, step: int | None = None
-) -> RowDifference:
-    """Return the first step on which `stats` and the view `REFERENCE` are apart; with `step`, what is apart on it.
+def find_row_difference(both: SideBySide, ours: RunSide, theirs: RunSide, step: int | None = None) -> RowDifference:
+    """Return the first step on which the rows of two runs are apart; with `step`, what is apart on it.
 
-    `ours` is the run that `stats` is of, `theirs` the reference.
+    Where they are split otherwise, all ranks count as one.
     """
-    create_pairs(connection)
+    connection = both.connection
+    create_pairs(connection, is_split_otherwise=bool(both.split))
+    ours = dataclasses.replace(ours, places={}) if both.split else ours
     stores = _Stores(connection, ours, theirs)
-    found = dataclasses.replace(_find(stores, step), set_aside=tuple(set_aside(connection)))
+    found = dataclasses.replace(_find(stores, step), set_aside=tuple(set_aside(connection)), split=both.split)
     called, kinds = _stored_on(connection, found.step)
     if found.step is None:
         return dataclasses.replace(found, called=called, kinds=kinds)
@@ -188,7 +202,7 @@ def _unit_without(connection: duckdb.DuckDBPyConnection, step: int) -> float:
 def _lost(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[int, ...]:
     """Return the steps right before `step` that one side alone has."""
     query = f"""
-        WITH ours AS (SELECT DISTINCT step FROM stats), theirs AS (SELECT DISTINCT step FROM {REFERENCE}),
+        WITH ours AS (SELECT DISTINCT step FROM {OURS}), theirs AS (SELECT DISTINCT step FROM {REFERENCE}),
         alone AS (
             SELECT coalesce(ours.step, theirs.step) AS step FROM ours FULL JOIN theirs ON ours.step = theirs.step
             WHERE ours.step IS NULL OR theirs.step IS NULL

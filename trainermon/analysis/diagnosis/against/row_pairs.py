@@ -14,7 +14,9 @@ from trainermon.core.values import Kind
 if TYPE_CHECKING:
     import duckdb
 
-REFERENCE = "reference_stats"
+OURS, REFERENCE = "our_stats", "reference_stats"
+"""Views of the rows of a run and of its reference."""
+
 NOISE_STEPS = 5  # of these first common steps the noise is taken
 NOISE_GROWTH = 10.0  # beyond this many times the noise of its kind, a row differs
 NOISE_LIMIT = 0.05  # what is apart by more than this on the first common step differs from the start, and is no noise
@@ -22,6 +24,14 @@ _MAX_ROWS = 100_000
 _MAX_NAMES = 4
 _MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
 _TOLD = (*_MOMENTS, "dtype")
+_MERGED_SUM = 1e-12  # what sums of the same numbers in float64, in another order, may be apart by
+DIFFER = {
+    False: " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS),
+    True: " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS if not name.startswith("sum"))
+    + f" OR abs(ours.sum - theirs.sum) > {_MERGED_SUM} * sqrt(ours.count * theirs.sum_sq)"
+    f" OR abs(ours.sum_sq - theirs.sum_sq) > {_MERGED_SUM} * theirs.sum_sq",
+}
+"""SQL: whether two rows are not equal to the bit; by whether they were merged over ranks."""
 _KEYS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 _COMPARED = (
     *(
@@ -81,22 +91,28 @@ class RowPair(NamedTuple):
         return tuple((item.shape, item.max, item.min, item.mean, item.norm) for item in (self.ours, self.theirs))
 
 
-def create_pairs(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the views `pairs` of series that both `stats` and the view `REFERENCE` have, and `one_sided` of others."""
+def create_pairs(connection: duckdb.DuckDBPyConnection, *, is_split_otherwise: bool = False) -> None:
+    """Create the views `pairs` of series that both `OURS` and `REFERENCE` have, and `one_sided` of others.
+
+    Of runs that are split otherwise, series of other sizes are parts of tensors, and not compared; none is one-sided.
+    """
+    differs, whole = DIFFER[is_split_otherwise], "ours.count = theirs.count" if is_split_otherwise else "true"
     kinds = ", ".join(f"'{kind}'" for kind in _COMPARED)
     values = ", ".join(f"ours.{name} AS {name}, theirs.{name} AS their_{name}" for name in _TOLD)
-    differs = " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS)
     connection.execute(f"""
         CREATE OR REPLACE TEMP VIEW pairs AS
         SELECT ours.step, {", ".join(f"ours.{name}" for name in _KEYS)}, {values}, ({differs}) AS differs
-        FROM stats ours JOIN {REFERENCE} theirs ON ours.step = theirs.step AND ours.rank = theirs.rank
+        FROM {OURS} ours JOIN {REFERENCE} theirs ON ours.step = theirs.step AND ours.rank = theirs.rank
             AND ours.kind = theirs.kind AND ours.name = theirs.name AND ours.slot = theirs.slot
             AND ours.call = theirs.call AND ours.stage = theirs.stage AND ours.num_steps = theirs.num_steps
             AND coalesce(ours.micro_step, -1) = coalesce(theirs.micro_step, -1)
         WHERE ours.kind IN ({kinds})
             AND (ours.kind <> '{Kind.COMM}' OR starts_with(ours.slot, 'pre.') OR starts_with(ours.slot, 'post.'))
+            AND {whole}
     """)  # noqa: S608  # our own names
     _create_one_sided(connection)
+    if is_split_otherwise:
+        connection.execute("DELETE FROM one_sided")
 
 
 def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
@@ -107,7 +123,7 @@ def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
     """
     kinds = ", ".join(f"'{kind}'" for kind in _COMPARED if kind not in (Kind.COMM, Kind.CHECKSUM))
     same = " AND ".join(f"one.{name} IS NOT DISTINCT FROM other.{name}" for name in (*_KEYS, "step"))
-    sides = (("stats", REFERENCE, "this run"), (REFERENCE, "stats", "the reference"))
+    sides = ((OURS, REFERENCE, "this run"), (REFERENCE, OURS, "the reference"))
     parts = (
         f"SELECT one.*, '{side}' AS only_in FROM {one} one ANTI JOIN {other} other ON {same}"  # noqa: S608
         for one, other, side in sides
@@ -135,7 +151,7 @@ def set_aside(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
     """Yield, for each side that has series of kinds or names that the other one never has, which these are."""
     ours, theirs = (
         connection.execute(f"SELECT DISTINCT kind, name FROM {view}").fetchall()  # noqa: S608  # our own names
-        for view in ("stats", REFERENCE)
+        for view in (OURS, REFERENCE)
     )
     for side, here, there in (("this run", ours, theirs), ("the reference", theirs, ours)):
         kinds, names = {kind for kind, _ in there}, {name for _, name in there}

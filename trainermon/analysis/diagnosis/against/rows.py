@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from trainermon.analysis.compare.items import DumpRow
-from trainermon.analysis.diagnosis.against.row_differences import RowDifference
+from trainermon.analysis.diagnosis.against.row_differences import RowDifference, step_order
 from trainermon.analysis.diagnosis.against.row_pairs import RowPair
 from trainermon.analysis.diagnosis.against.scaling import describe as describe_scaling
-from trainermon.analysis.diagnosis.against.sides import RunSide, step_order
+from trainermon.analysis.diagnosis.against.sides import RunSide
 from trainermon.analysis.diagnosis.domains import describe_domain
 from trainermon.analysis.diagnosis.findings import (
     BadTensor,
@@ -47,20 +47,23 @@ PHRASES: Mapping[FaultPhase, str] = {
 
 def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
     """Return the diagnosis made from stored rows, of which at least one step must differ from the reference's."""
+    ours = dataclasses.replace(ours, places={}) if rows.split else ours
     order = step_order(ours, rows.flows, has_unreduced=Kind.GRAD_UNREDUCED in rows.kinds)
     location = _without_forward(rows) or locate(rows.pairs, order, rows.called, [_size(pair) for pair in rows.pairs])
     assert location is not None
     location = _of_the_loss(rows, location) or location
     pair = rows.pairs[location.place]
     module = location.module
-    rank = location.ranks[0] if len(location.ranks) == 1 else None
-    where = f" in {module}" if module else ""
+    rank = location.ranks[0] if len(location.ranks) == 1 and not rows.split else None
+    where = (f" in {module}" if module else "") + ("" if rows.split else f" on {rank_list(location.ranks)}")
     return Diagnosis(
         verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.DIFFERS,
         run_id=ours.run_id,
-        headline=f"The run first differs from the reference{where} on {rank_list(location.ranks)} in step {rows.step}",
-        reason=". ".join(filter(None, [_reason(rows, location, pair), _scaled(rows, location), _lost(rows)])),
+        headline=f"The run first differs from the reference{where} in step {rows.step}",
+        reason=". ".join(
+            filter(None, [_reason(rows, location, pair), _scaled(rows, location), _lost(rows), _other_batch(rows)])
+        ),
         step=rows.step,
         rank=rank,
         module=module,
@@ -68,7 +71,7 @@ def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
         phase=location.phase,
         candidates=location.candidates or _sharing(rows.pairs, pair),
         tensor=dataclasses.replace(tensor_of(pair.place, pair.ours), shape=()),
-        ranks=row_ranks(rows, location),
+        ranks=() if rows.split else row_ranks(rows, location),
         levels=row_levels(ours, rows, location),
         contrasts=row_contrasts(rows, location),
     )
@@ -143,6 +146,17 @@ def _lost(rows: RowDifference) -> str:
     steps = f"{rows.lost[0]} to {rows.lost[-1]}" if len(rows.lost) > 1 else str(rows.lost[0])
     which = f"steps {steps} are" if len(rows.lost) > 1 else f"step {steps} is"
     return f"Right before it {which} stored on one side only: it may have begun there"
+
+
+def _whole_reason(rows: RowDifference, location: RowLocation, pair: RowPair) -> str:
+    said = (_reason(rows, location, pair), _scaled(rows, location), _lost(rows), _other_batch(rows))
+    return ". ".join(filter(None, said))
+
+
+def _other_batch(rows: RowDifference) -> str:
+    """Return that the batch may be what differs, where runs that are split otherwise cannot tell; else ""."""
+    is_known = not rows.split or Kind.ACTV in rows.kinds or rows.num_before
+    return "" if is_known else "The whole batch may be another one: what ranks were given was not compared"
 
 
 def _reason(rows: RowDifference, location: RowLocation, pair: RowPair) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places, pair_places
 from trainermon.analysis.compare.noise import ROUNDOFF
 from trainermon.analysis.diagnosis.domains import read_places
 from trainermon.analysis.diagnosis.evidence import modules_of, run_id_of
-from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order
-from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.core.errors import DumpError
 
 
@@ -30,6 +29,7 @@ class RunSide:
         modules: The modules' names in definition order, if the run tells.
         product_unit: The unit roundoff of products of float32 tensors, as the run was told to take them.
         accelerator: The type of device that it trains on: `cuda`, `npu` …; "": none, or not told.
+        layout: How the run is split, if it tells: the framework, and the size of each axis.
     """
 
     path: Path
@@ -40,6 +40,7 @@ class RunSide:
     modules: tuple[str, ...]
     product_unit: float = ROUNDOFF["float32"]
     accelerator: str = ""
+    layout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def open_side(path: Path) -> RunSide:
@@ -63,10 +64,12 @@ def open_side(path: Path) -> RunSide:
         modules=modules_of(path),
         product_unit=_product_unit(path),
         accelerator=_accelerator(path),
+        layout=_layout(path),
     )
 
 
 _PRECISIONS = {"high": ROUNDOFF["tf32"], "medium": ROUNDOFF["bfloat16"]}  # of torch.set_float32_matmul_precision
+_SIZES = ("world_size", "dp_size", "tp_size", "pp_size", "cp_size", "ep_size")
 _FIRST_RANK = "ranks/rank00000.json"
 
 
@@ -81,6 +84,13 @@ def _accelerator(run_dir: Path) -> str:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return str(json.loads((run_dir / _FIRST_RANK).read_bytes())["accelerator"]["type"])
     return ""
+
+
+def _layout(run_dir: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        told = json.loads((run_dir / _FIRST_RANK).read_bytes())
+        return {"framework": told["framework"]} | {name: told["coordinates"][name] for name in _SIZES}
+    return {}
 
 
 def common_product_unit(ours: RunSide, theirs: RunSide) -> float:
@@ -109,12 +119,3 @@ def pair_dumps(ours: RunSide, theirs: RunSide, step: int | None) -> dict[int | N
         for pair in pair_places(targets, goldens) if targets and goldens else ():
             found.setdefault(pair.target.step, []).append(pair)
     return dict(sorted(found.items(), key=lambda one: one[0] if one[0] is not None else -1))
-
-
-def step_order(side: RunSide, flows: Iterable[Flow], *, has_unreduced: bool) -> StepOrder:
-    """Return in which order a step of the run comes to its series.
-
-    `flows` say what flowed between modules, `has_unreduced` whether gradients before the reduction are stored.
-    """
-    modules = in_execution_order(side.modules, flows)
-    return StepOrder(modules, side.places, is_single=len(side.places) == 1, has_unreduced=has_unreduced)
