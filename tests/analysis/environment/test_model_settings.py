@@ -1,5 +1,8 @@
 """What is kept of a model's settings; a difference in any of them is told by both commands that compare runs."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,7 +82,7 @@ def drop_otherwise(model):
     model.blocks[2][1].p = 0.0
 
 
-CHANGES = {
+CHANGES: Mapping[Any, Mapping[str, Any]] = {
     freeze: {"trainable": ("9 of 10 parameters", "all"), "frozen.blocks.*.*.weight": ("1.0", None)},
     halve: {"dtype": ("bfloat16", "float32")},
     halve_one: {"dtype.head.weight": ("bfloat16, all", None)},
