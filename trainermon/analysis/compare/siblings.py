@@ -69,7 +69,8 @@ class _ModuleTree:
                 module = self.known[around]
                 module.shapes.update((row.shape, row.place) for row in rows)
                 module.values.extend((row.max, row.min, row.mean, row.norm, row.checksum) for row in rows)
-            self._within[next(self._above(path), "")].append(path)
+            if path:  # the outermost, if it is among the calls, is not within itself
+                self._within[next(self._above(path), "")].append(path)
 
     def _above(self, path: str) -> Iterator[str]:
         """Yield the modules around one, innermost first."""

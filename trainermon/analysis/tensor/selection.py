@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -145,8 +146,8 @@ def parse_target(text: str) -> TensorSelector:
     Raises:
         DumpError: there is nothing at that path.
     """
-    path, _, pattern = (text, "", "") if Path(text).exists() else text.partition(MARK)
-    if not Path(path).exists():
+    path, _, pattern = (text, "", "") if os.path.exists(text) else text.partition(MARK)  # False of too long a name
+    if not os.path.exists(path):
         raise DumpError(f"{path} does not exist: expected a tensor file, or a folder of them")
     return TensorSelector(Path(path), pattern)
 

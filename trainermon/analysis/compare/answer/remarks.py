@@ -53,7 +53,7 @@ def without_blame(comparison: Comparison) -> str:
         why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
         return f"Nothing could be compared: {why}."
     missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
-    agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_remark(comparison)}."
+    agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_signs(comparison)}{_remark(comparison)}."
     if counts[NOT_COMPARED]:
         return f"{_not_compared(counts[NOT_COMPARED])}; of the others, {agreed}"
     return f"The dumps agree: {agreed}"
@@ -136,6 +136,15 @@ def _innermost(comparison: Comparison, found: UnequalCall) -> UnequalCall:
 
 def _is_result(item: DumpRow | None) -> bool:
     return item is not None and item.state == OUTPUT and item.num_elements > 1 and bool(roundoff_of(item.dtype))
+
+
+def _signs(comparison: Comparison) -> str:
+    """Return that statistics do not tell the signs of infinities, as it follows on a sentence; "" if there are none."""
+    if comparison.mode is not Mode.STATISTICS:
+        return ""
+    targets = (row.target for call in comparison.calls for row in call.rows if row.result == PASS)
+    number = sum(row is not None and row.is_tensor and bool(row.infs) for row in targets)
+    return f"; in {number:,} of them Inf was counted on both sides, and its sign not looked at" if number else ""
 
 
 def _remark(comparison: Comparison) -> str:
