@@ -319,3 +319,18 @@ def test_a_class_without_the_name_of_a_module_costs_itself_alone(long_model, mod
 @pytest.mark.parametrize("text", ["File /etc/passwd, line 1, in f, \n root", "File /a/b.txt, line 1, in f", "nonsense"])
 def test_only_python_is_kept(text, tmp_path):
     assert json.loads(sources_text([text], (), whole_files=True))["files"] == {}
+
+
+@pytest.mark.parametrize("name", ["<stdin>", "<string>", "<frozen x>"])
+def test_of_a_script_that_is_in_no_file_nothing_is_kept_and_its_frames_have_no_secret(name):
+    code = "api_key = 'quietriverbend7'\nclass Net:\n    def forward(self):\n        return api_key\n"
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, name, "exec"), space)  # as Python itself runs `-c` and what it reads from stdin
+    frame = f"File {name}, line 1, in <module>, \n api_key = 'quietriverbend7'"
+
+    text = sources_text([frame], [space["Net"]], whole_files=True)
+
+    assert json.loads(text) == {"schema": 1, "files": {}, "classes": {}}
+    parsed = parse_frame(frame)
+    assert parsed is not None
+    assert parsed.code == "api_key = '<redacted>'"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainermon.core.environment.secrets import Redactor
 from trainermon.core.private_files import replace_file
 
 ALERTS_FILE = "alerts.jsonl"
@@ -49,16 +50,21 @@ class ToldSteps:
 
 
 def settings_of(run_dir: Path) -> dict[str, str | int | float | bool]:
-    """Return the run's settings with dotted names, such as `agent.flush_s`; empty where `run.json` cannot be read."""
+    """Return the run's settings with dotted names, such as `agent.flush_s`, without what is or looks like a secret.
+
+    Empty where `run.json` cannot be read.
+    """
     try:
         said = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: value for name, value in _flat("", said) if value is not None and value != ""}
+    redactor = Redactor()
+    clean = {name: redactor.value(name, value) for name, value in _flat("", said) if value is not None and value != ""}
+    return {redactor.text(name): value for name, value in clean.items()}
 
 
 def alerts_of(node_dir: Path) -> list[AlertNote]:
-    """Return every alert that was raised on the node, in their order, once each."""
+    """Return every alert that was raised on the node, in their order, once each, its message without secrets."""
     try:
         lines = (node_dir / ALERTS_FILE).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -67,7 +73,9 @@ def alerts_of(node_dir: Path) -> list[AlertNote]:
     for line in lines:
         with contextlib.suppress(ValueError, LookupError, TypeError):  # the last line may be half written
             alert = json.loads(line)
-            note = AlertNote(alert["rule"], f"step {alert['first_step']}: {alert['severity']}: {alert['message']}")
+            note = AlertNote(
+                alert["rule"], f"step {alert['first_step']}: {alert['severity']}: {Redactor().text(alert['message'])}"
+            )
             if alert["state"] == "firing":
                 found.setdefault(alert["id"], note)
     return list(found.values())
