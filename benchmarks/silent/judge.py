@@ -85,7 +85,7 @@ def _judged(case: SilentCase, folder: Path) -> SilentVerdict:
     try:
         train(case, broken)
     except AssertionError as error:
-        if not (refusal := _refusal(str(error))):
+        if not (refusal := refusal_in(str(error))):
             raise
         named = any(phrase in refusal.lower() for phrase in case.phrases)
         return SilentVerdict(
@@ -121,8 +121,9 @@ def train(case: SilentCase, folder: Path, *more: str) -> None:
         run_ranks(WORKER, *own, world_size=case.ranks, timeout_s=LIMIT_S, HOME=str(home))
 
 
-def _refusal(text: str) -> str:
-    found = re.findall(r"^trainermon\.core\.errors\.(\w+: .*)$", text, re.MULTILINE)
+def refusal_in(text: str) -> str:
+    """Return the last error of the monitor that ranks wrote, or ""; torch says the rank before each line."""
+    found = re.findall(r"^(?:\[rank\d+\]: )?trainermon\.core\.errors\.(\w+: .*)$", text, re.MULTILINE)
     return str(found[-1]) if found else ""
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.silent.case import FRAMEWORKS, HALVES, Mechanism, all_cases
-from benchmarks.silent.judge import SilentVerdict, judge
+from benchmarks.silent.judge import SilentVerdict, judge, refusal_in
 from benchmarks.silent.page import MARK, written
 from benchmarks.silent.twins import Weights, problems_of, trained
 
@@ -103,3 +103,11 @@ def test_an_error_that_is_not_as_it_says_is_told(broken, losses, problem):
     twin = Weights(losses=[(1.0, 1.0, 1.0)], digests=["aaa"])
 
     assert list(problems_of(case, {"healthy": twin, "broken": Weights(losses=[losses], digests=[broken])})) == [problem]
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_a_refusal_is_known_with_the_rank_that_torch_says_before_it(prefix):
+    text = f"{prefix}Traceback\n{prefix}trainermon.core.errors.AttachError: model: half is there\n\nrank 3 ended"
+
+    assert refusal_in(text) == "AttachError: model: half is there"
+    assert not refusal_in(f"{prefix}RuntimeError: trainermon.core.errors.AttachError")
