@@ -1,25 +1,14 @@
 """Moments computed once more, by numpy in float64: the truth that statistics are held against."""
 
-import numpy as np
 import torch
 
+from tests.moments import numpy_moments
 from trainermon.core.values import Moments
 
 
 def reference(tensor: torch.Tensor) -> Moments:
     """Return the moments of a tensor of any dtype, computed by numpy in float64."""
-    values = tensor.detach().to(torch.float64).numpy().ravel()
-    finite = values[np.isfinite(values)]
-    return Moments(
-        float(values.size),
-        float(finite.min(initial=np.inf)),
-        float(finite.max(initial=-np.inf)),
-        float(finite.sum()),
-        float(np.square(finite).sum()),
-        float((values == 0).sum()),
-        float(np.isnan(values).sum()),
-        float(np.isinf(values).sum()),
-    )
+    return Moments(*numpy_moments(tensor.detach().to(torch.float64).numpy()).tolist())
 
 
 def assert_equal(found: Moments, tensor: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.statistics.numpy_moments import numpy_moments
+from tests.moments import numpy_moments
 from tests.strategies import fixed
 from trainermon.core.derived import DERIVED, SQL
 from trainermon.core.values import NO_ELEMENTS, STATISTICS, Moments

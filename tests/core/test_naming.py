@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.moments import numpy_moments
 from trainermon.core.naming import (
     COLUMNS,
     FEATURE_FILES,
@@ -26,18 +27,7 @@ def place_of(key, *others):
 
 
 def moments(elements):
-    elements = np.asarray(elements, dtype=np.float64)
-    finite = elements[np.isfinite(elements)]
-    return Moments(
-        count=elements.size,
-        min=finite.min(initial=np.inf),
-        max=finite.max(initial=-np.inf),
-        sum=finite.sum(),
-        sum_sq=(finite**2).sum(),
-        zeros=(elements == 0).sum(),
-        nans=np.isnan(elements).sum(),
-        infs=np.isinf(elements).sum(),
-    )
+    return Moments(*numpy_moments(elements).tolist())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from trainermon.core.control import ControlPage, ControlReader, Phase
 from trainermon.core.journal import EndRecord, JournalReader, JournalWriter, SeriesRecord, list_files
 from trainermon.core.journal.spool_thread import SpoolThread
 
-PATIENCE_S = 60.0
+PATIENCE_S = 900.0
 
 
 class Disk:

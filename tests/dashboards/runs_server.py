@@ -16,7 +16,7 @@ from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.server import WebServer
 
 TOKEN = "of nobody"
-LIMIT_S = 60
+LIMIT_S = 900
 
 
 class RunsServer(NamedTuple):

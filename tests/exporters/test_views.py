@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.moments import numpy_moments
 from trainermon.core.errors import QueryError
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
@@ -32,24 +33,9 @@ def header(rank=0, attempt=1, keys=KEYS, placements=None, **coordinates):
     )
 
 
-def moments(elements):
-    x = np.asarray(elements, np.float64)
-    finite = x[np.isfinite(x)]
-    return [
-        x.size,
-        finite.min(initial=math.inf),
-        finite.max(initial=-math.inf),
-        finite.sum(),
-        np.square(finite).sum(),
-        (x == 0).sum(),
-        np.isnan(x).sum(),
-        np.isinf(x).sum(),
-    ]
-
-
 def block(step, rows, *, time_s=0.0, series=None):
     """A block of one step; `rows` are the elements of each series."""
-    values = np.ascontiguousarray(np.array([moments(row) for row in rows], np.float64).reshape(-1, 8).T)
+    values = np.ascontiguousarray(np.array([numpy_moments(row) for row in rows], np.float64).reshape(-1, 8).T)
     ids = np.arange(len(rows)) if series is None else series
     return StatBlock(step=step, time_s=time_s, series=np.asarray(ids, np.uint32), values=values)
 
@@ -387,6 +373,6 @@ def test_unknown_names_are_refused_with_the_right_ones():
 
 
 def test_the_moments_of_this_test_are_those_of_the_product():
-    row = moments([0.0, 1.0, math.nan, -math.inf])
+    row = numpy_moments([0.0, 1.0, math.nan, -math.inf])
 
     assert Moments(*row) == Moments(4, 0.0, 1.0, 1.0, 1.0, 1, 1, 1)

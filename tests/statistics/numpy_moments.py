@@ -1,7 +1,9 @@
-"""The moments by numpy in float64, element by element, and how near to them a row must be."""
+"""The elements of a tensor as numpy has them, and how near to their moments a row must be."""
 
 import numpy as np
 import torch
+
+from tests.moments import numpy_moments
 
 
 def elements_of(tensor):
@@ -12,22 +14,6 @@ def elements_of(tensor):
         with np.errstate(invalid="ignore"):  # a signalling NaN among the bits
             return bits.view(np.float32).astype(np.float64)
     return tensor.numpy().astype(np.float64)
-
-
-def numpy_moments(values):
-    finite = values[np.isfinite(values)]
-    return np.array(
-        [
-            values.size,
-            finite.min(initial=np.inf),
-            finite.max(initial=-np.inf),
-            finite.sum(),
-            np.square(finite).sum(),
-            (values == 0).sum(),
-            np.isnan(values).sum(),
-            np.isinf(values).sum(),
-        ]
-    )
 
 
 def assert_moments(row, values):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.statistics.numpy_moments import numpy_moments
+from tests.moments import numpy_moments
 from trainermon.core.native.builtins import builtin
 from trainermon.statistics.rows import host_rows
 from trainermon.statistics.rows.host_rows import Columns, address_of, any_nonfinite, norm

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.statistics.numpy_moments import numpy_moments
+from tests.moments import numpy_moments
 from trainermon.statistics import native as module
 from trainermon.statistics.native import KINDS, PARALLEL, native, pack, write_by_numpy
 

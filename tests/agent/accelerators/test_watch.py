@@ -75,7 +75,8 @@ def test_a_driver_that_hangs_is_left_alone_and_tried_again_later(told, make_watc
         for _ in range(100):
             watch.poll(now_s)
         watch.poll(now_s + watch_module.DEADLINE_S + 1)
-    assert time.perf_counter() - began_s < 5  # a hundred looks; none of them waited for the driver
+    waited_s = time.perf_counter() - began_s
+    assert waited_s < watch_module.DEADLINE_S  # a hundred looks; none of them waited for the driver
     assert "has said nothing for 30 s: the driver does not answer; it is tried again after 300 s" in caplog.text
     wait_for(lambda: not hanging.is_running() or hanging.status() == psutil.STATUS_ZOMBIE, "its end")
     told.write_text(gpu("GPU-a"))

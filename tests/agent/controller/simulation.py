@@ -40,10 +40,10 @@ class Job(threading.Thread):
 
     def ready(self):
         self.start()
-        assert self._begun.wait(20)
+        assert self._begun.wait(900)
         return self
 
     def close(self):
         self._loop.call_soon_threadsafe(self._over.set)
-        self.join(20)
+        self.join(900)
         self._loop.close()

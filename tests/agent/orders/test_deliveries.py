@@ -8,7 +8,7 @@ from trainermon.core.outbox import Outbox
 from trainermon.core.spool import open_spool
 
 PLACE = "dumps/a1/attempt1/step7/rank0"
-DEADLINE_S = 60
+DEADLINE_S = 900
 
 
 async def until(condition):

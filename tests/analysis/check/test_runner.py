@@ -58,11 +58,11 @@ def test_a_call_that_ends_its_process_costs_no_other():
 def test_a_call_that_hangs_is_ended():
     begun = time.monotonic()
 
-    found = run({0: "hang"}, range(3), Workers(2, timeout_s=0.2))
+    found = run({0: "hang"}, range(3), Workers(2, timeout_s=3.0))
 
-    assert found.pop(0) == "timeout: it took longer than 0.2 s"
+    assert found.pop(0) == "timeout: it took longer than 3 s"
     assert [found[number].key for number in (1, 2)] == ["Torch.add.1.forward", "Torch.add.2.forward"]
-    assert time.monotonic() - begun > 0.2
+    assert time.monotonic() - begun > 3
 
 
 def test_no_process_is_left_when_nobody_wants_more():

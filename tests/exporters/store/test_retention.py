@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.moments import numpy_moments
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Cursor, Header
 from trainermon.core.values import NO_ELEMENTS, STATISTICS, Coordinates, Kind, Moments, SeriesKey, StatBlock
@@ -41,17 +42,7 @@ def header(rank=0, attempt=1):
 
 def random_moments(rng):
     elements = rng.choice([0.0, 1.5, -2.0, math.nan, math.inf], size=rng.integers(1, 5), p=[0.3, 0.3, 0.3, 0.05, 0.05])
-    finite = elements[np.isfinite(elements)]
-    return [
-        elements.size,
-        finite.min(initial=math.inf),
-        finite.max(initial=-math.inf),
-        finite.sum(),
-        np.square(finite).sum(),
-        (elements == 0).sum(),
-        np.isnan(elements).sum(),
-        np.isinf(elements).sum(),
-    ]
+    return numpy_moments(elements)
 
 
 def store(directory, steps, *, attempt=1, ranks=(0, 1), rng=None):

@@ -399,7 +399,7 @@ def sides(form):
 
 def until(condition):
     """Wait for what another thread is about to do."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 900
     while not condition():
         assert time.monotonic() < deadline_s
 
