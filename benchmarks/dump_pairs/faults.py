@@ -66,7 +66,10 @@ class Truth(NamedTuple):
 
 
 class _Watched(TorchFunctionMode):
-    """Tells of each call of a function within a forward which one it is, and may change what it returns."""
+    """Tells of each call of a function within a forward which one it is, and may change what it returns.
+
+    Only of those whose result takes a gradient: a dump calls functions of its own, which do not count.
+    """
 
     def __init__(self, model: nn.Module, change: Callable[[Place, Any], Any]) -> None:
         super().__init__()
@@ -90,7 +93,8 @@ class _Watched(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self._running or not self._running[-1]:
+        tensor = result[0] if isinstance(result, tuple) and result else result
+        if not self._running or not self._running[-1] or not (isinstance(tensor, Tensor) and tensor.requires_grad):
             return result
         key = self._running[-1], getattr(func, "__name__", "").strip("_")
         self._counts[key] = self._counts.get(key, -1) + 1
@@ -147,7 +151,7 @@ def _choose(prepared: Prepared, fault: Fault, run: Callable[[], None]) -> Place:
 
     def note(place: Place, result: Any) -> Any:
         tensor = result[0] if isinstance(result, tuple) else result
-        if _is_computed(place, tensor) and tensor.requires_grad and tensor.numel() > 1:
+        if _is_computed(place, tensor) and tensor.numel() > 1:
             places.append(place)
             tensor.register_hook(lambda _: given_back.add(place))
         return result
