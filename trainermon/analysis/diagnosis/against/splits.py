@@ -67,7 +67,7 @@ def open_both(ours: RunSide, theirs: RunSide) -> Iterator[SideBySide | None]:
         is_same_data = _sizes(ours) == _sizes(theirs)
         for view in _ROWS:
             _merge(connection, view)
-            if is_same_data:
+            if is_same_data and ours.places and theirs.places:
                 _add_activations(connection, view, ours if view == OURS else theirs, of_ranks)
         yield SideBySide(connection, f"{split}: {_COMPARED[is_same_data]}")
 
@@ -96,6 +96,8 @@ def _other_shards(connection: duckdb.DuckDBPyConnection) -> str:
     query = (
         "SELECT count(*) FROM ({0}) ours {how} JOIN ({1}) theirs USING (kind, name, rank)"
         " WHERE ours.count IS DISTINCT FROM theirs.count"
+        f" AND (kind, name) IN (SELECT (kind, name) FROM {_ROWS[OURS]})"
+        f" AND (kind, name) IN (SELECT (kind, name) FROM {_ROWS[REFERENCE]})"
     )
     apart, wholly = (
         connection.execute(query.format(*(text.format(rows=rows) for rows in _ROWS.values()), how=how)).fetchall()[0][0]
