@@ -94,7 +94,7 @@ def _other_shards(connection: duckdb.DuckDBPyConnection) -> str:
         for rank in ("rank", "0")
     )
     query = (
-        "SELECT count(*) FROM ({0}) ours {how} JOIN ({1}) theirs USING (kind, name, rank)"
+        "SELECT count(*) FROM ({0}) ours {how} JOIN ({1}) theirs USING (kind, name, rank)"  # noqa: S608  # our own names
         " WHERE ours.count IS DISTINCT FROM theirs.count"
         f" AND (kind, name) IN (SELECT (kind, name) FROM {_ROWS[OURS]})"
         f" AND (kind, name) IN (SELECT (kind, name) FROM {_ROWS[REFERENCE]})"
