@@ -156,6 +156,18 @@ def test_what_to_collect_next_is_written_as_configurations_that_both_tools_read(
     assert (monitor.xy_distribution, monitor.param_distribution, monitor.start_step, notes) == (True, True, 0, ())
 
 
+@pytest.mark.parametrize(("ours", "theirs", "expected"), [(1, 50, True), (50, 1, True), (50, 50, False)])
+def test_steps_that_one_side_alone_has_are_in_the_first_line(tmp_path, ours, theirs, expected):
+    for name, number in (("run", ours), ("reference", theirs)):
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, {step: {0: {grad("fc.weight"): FINITE}} for step in range(number)})
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert (diagnosis.headline == "No difference from the reference was found on the 1 step that both have") == expected
+    assert (f"49 steps of {'the reference' if ours == 1 else 'this run'} alone" in diagnosis.reason) == expected
+
+
 def comm(slot):
     return SeriesKey(Kind.COMM, "tp.all_reduce", slot)
 

@@ -128,6 +128,10 @@ def _equal(ours: RunSide, rows: RowDifference | None, dumps: tuple[int | None, D
         noise = "" if rows.is_exact else f" but for noise of up to {rows.noise:.2g}"
         said.append(f"the stored rows of {counted(rows.num_steps, 'step')} agree{noise}")
     headline = "No difference from the reference was found"
+    if rows is not None and any(rows.alone):
+        headline += f" on the {counted(rows.num_steps, 'step')} that both have"
+        sides = zip(rows.alone, ("this run", "the reference"), strict=True)
+        said += [f"{counted(number, 'step')} of {side} alone could not be compared" for number, side in sides if number]
     if dumps is not None:
         said.append(f"the dumps of {counted(len(dumps[1].ranks), 'rank')} differ by no more than rounding")
         if keys := dumps[1].one_sided:

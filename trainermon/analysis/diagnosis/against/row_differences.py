@@ -56,7 +56,8 @@ class RowDifference:
     between modules in the reference. `lost` are steps before it that one side alone has. `kept` tells that the weights
     that the optimizer left on the step before are stored on both sides, and agree if `is_exact`. `set_aside` says, in a
     sentence for each side, of what it alone has series on any step: they are not compared. `split` says how the
-    runs are split otherwise, and what was compared; "": alike.
+    runs are split otherwise, and what was compared; "": alike. `alone` are the numbers of steps that this run and the
+    reference have alone; (0, 0) unless nothing differs.
     """
 
     num_steps: int
@@ -75,6 +76,7 @@ class RowDifference:
     kept: bool = False
     set_aside: tuple[str, ...] = ()
     split: str = ""
+    alone: tuple[int, int] = (0, 0)
 
 
 def step_order(side: RunSide, flows: Iterable[Flow], *, has_unreduced: bool) -> StepOrder:
@@ -107,7 +109,7 @@ def find_row_difference(both: SideBySide, ours: RunSide, theirs: RunSide, step: 
     found = dataclasses.replace(_find(stores, step), set_aside=tuple(set_aside(connection)), split=both.split)
     called, kinds = _stored_on(connection, found.step)
     if found.step is None:
-        return dataclasses.replace(found, called=called, kinds=kinds)
+        return dataclasses.replace(found, called=called, kinds=kinds, alone=_alone(connection))
     flows = tuple(read_flows(connection, found.step, REFERENCE))
     query = f"SELECT count(*) FROM pairs WHERE step = ? AND kind = '{Kind.PARAM_UPDATED}'"  # noqa: S608  # our own name
     (updated,) = connection.execute(query, [found.step - 1]).fetchall()[0]
@@ -197,6 +199,17 @@ def _unit_without(connection: duckdb.DuckDBPyConnection, step: int) -> float:
     query = f"SELECT count(*), count(*) FILTER (differs) FROM pairs WHERE step = ? AND kind = '{Kind.LOSS}'"  # noqa: S608
     number, differ = connection.execute(query, [step]).fetchall()[0]
     return unit_of("float32") if number and not differ else 1.0
+
+
+def _alone(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+    """Return how many steps each of the two sides has alone."""
+    query = f"""
+        SELECT count(*) FILTER (theirs.step IS NULL), count(*) FILTER (ours.step IS NULL)
+        FROM (SELECT DISTINCT step FROM {OURS}) ours FULL JOIN (SELECT DISTINCT step FROM {REFERENCE}) theirs
+            ON ours.step = theirs.step
+    """  # noqa: S608  # our own names
+    (found,) = connection.execute(query).fetchall()
+    return found[0], found[1]
 
 
 def _lost(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[int, ...]:
