@@ -101,6 +101,9 @@ class _SummedRows(NamedTuple):
 class IntegrityCheck(RecordConsumer):
     """Checks that what all ranks report of a step fits together, as the sum of gradient squares with the gradient norm.
 
+    Ranks that each hold all of the same parameter, and of which no framework says how they hang together, have nothing
+    to add up: each may train on its own.
+
     Args:
         report: Receives statements for the rule `monitor-integrity`.
         checks_norm: Whether every parameter of the model is watched; with some left out no norm can be compared.
@@ -117,6 +120,8 @@ class IntegrityCheck(RecordConsumer):
         self._attempt = 0
         self._tables: dict[int, tuple[int, ByPattern[_SummedRows]]] = {}
         self._sizes: dict[str, int] = {}
+        self._owners: dict[str, int] = {}  # ranks that hold all of a parameter, and know nothing of other ranks
+        self._are_on_their_own = False
         self._steps: dict[int, dict[int, _RankReport]] = {}
         self._bad_steps = 0
         self._first_bad = -1
@@ -136,7 +141,8 @@ class IntegrityCheck(RecordConsumer):
         reports.setdefault(rank, report)
         if len(reports) == header.coordinates.world_size:
             del self._steps[block.step]
-            self._judge(block, reports)
+            if not self._are_on_their_own:
+                self._judge(block, reports)
         while len(self._steps) > MAX_OPEN_STEPS:
             del self._steps[min(self._steps)]
 
@@ -144,6 +150,8 @@ class IntegrityCheck(RecordConsumer):
         self._attempt = attempt
         self._tables.clear()
         self._sizes.clear()
+        self._owners.clear()
+        self._are_on_their_own = False
         self._steps.clear()
         self._bad_steps, self._first_bad, self._explained = 0, -1, None
 
@@ -164,6 +172,9 @@ class IntegrityCheck(RecordConsumer):
                 placed[number] = key.name, placement
                 weights[number] = 1.0 / placement.scale**2
                 self._sizes[key.name] = math.prod(placement.shape)
+                if not placement.replicated_over and not placement.partitioned_over:
+                    owner = self._owners.setdefault(key.name, header.coordinates.rank)
+                    self._are_on_their_own |= owner != header.coordinates.rank
         return _SummedSeries(tuple(placed), weights, MappingProxyType(scalars))
 
     def _judge(self, block: StatBlock, reports: Mapping[int, _RankReport]) -> None:

@@ -125,6 +125,13 @@ class TestLinear:
         elsewhere = [Coordinates(rank=r, world_size=4, dp=r, dp_size=4) for r in range(2)]
         assert not Linear({}).judge(step_of(rows, at=elsewhere)).judged.any()
 
+    def test_of_ranks_that_no_framework_joins_nothing_is_said(self) -> None:
+        own = gradients(3, num_ranks=2, size=300)
+        alone = Placement(dtype="float32", shape=(300,))
+        step = step_of({Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: own}, placement=alone)
+        assert not Linear({}).judge(step).judged.any()
+        assert Linear({}).judge(step_of({Kind.GRAD_UNREDUCED: own, Kind.GRAD_REDUCED: own})).broken.any()
+
     def test_copies_that_tensor_parallel_ranks_sum_may_be_summed_over_them_too(self) -> None:
         own = gradients(5, num_ranks=2, size=8)
         summed = [2 * value for value in mean_of(own)]

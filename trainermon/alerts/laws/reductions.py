@@ -10,7 +10,7 @@ from trainermon.alerts.conditions.condition import Indices, Mask
 from trainermon.alerts.laws.groups import DATA_AXES, MergedTensors, data_groups, is_plain, merged
 from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, Array
-from trainermon.core.values import Kind
+from trainermon.core.values import Kind, Placement
 
 _TERM = 2.0**-7
 """What a reduction in 16 bits loses of a term: half a unit of bfloat16's 8 bits, twice for a result rounded once more.
@@ -139,11 +139,16 @@ def _summed(step: LawStep, members: Indices) -> MergedTensors:
 
 def _usable(step: LawStep, members: Indices, given: MergedTensors, whole: MergedTensors) -> Mask:
     unreduced, first = step.rows[Kind.GRAD_UNREDUCED][members], step.placements[Kind.GRAD_UNREDUCED][members[0]]
-    plain = np.array([is_plain(placement) for placement in first])
+    plain = np.array([is_plain(placement) and _is_reduced(placement) for placement in first])
     lost = (step.rows[Kind.GRAD_REDUCED][members][:, [NANS, INFS]] > 0).any(axis=(0, 1))
     lost |= (unreduced[:, [NANS, INFS]] > 0).any(axis=(0, 1))
     usable: Mask = plain & (given.num_elements == whole.num_elements) & (given.sum_sq > 0) & ~lost
     return usable
+
+
+def _is_reduced(placement: Placement | None) -> bool:
+    """Return whether a framework says how ranks hang together: without one each may train on its own."""
+    return placement is not None and bool(placement.replicated_over or placement.partitioned_over)
 
 
 def _scale(reduced: Array, sums: Array, reach: Array, num_ranks: int) -> float:
