@@ -96,8 +96,9 @@ def _head(diagnosis: Diagnosis) -> Iterator[str]:
     yield f'<span class="badge{" calm" if calm else ""}">{_BADGES[diagnosis.verdict]}</span>'
     yield f"<p>{text(diagnosis.reason)}.</p>"
     if diagnosis.causes:
-        yield f"<p><b>Usual causes</b>, the most frequent first; look at {text(diagnosis.look_at)}:</p>"
-        yield _list(diagnosis.causes)
+        yield f"<p><b>Usual causes</b>, the most frequent first:</p>{_list(diagnosis.causes)}"
+    if diagnosis.look_at:
+        yield f"<p><b>Look at</b> {text(diagnosis.look_at)}.</p>"
     if diagnosis.firing:
         yield f"<p><b>Alerts:</b> {text(firing_text(diagnosis))}.</p>"
     tiles = "".join(
