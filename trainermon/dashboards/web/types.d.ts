@@ -344,6 +344,7 @@ export interface Job {
   agents: Agent[];
   standstills?: Record<string, Standstill>;
   divergences?: Record<string, Divergence[]>;
+  broken_laws?: Record<string, Divergence[]>;
   escalations: Escalation[];
 }
 
@@ -377,4 +378,5 @@ export interface JobState {
   silenced: JobAlert[];
   standstill: Standstill | null;
   divergences: Divergence[];
+  brokenLaws: Divergence[];
 }
