@@ -61,7 +61,12 @@ def _split(parameter: nn.Parameter) -> tuple[int, int] | None:
     """Return along which dimension and in how many blocks Megatron deals out a parameter, None if it does not."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
-    return int(parameter.partition_dim), int(getattr(parameter, "partition_stride", 1))  # type: ignore[attr-defined]
+    return split_dim(parameter), int(getattr(parameter, "partition_stride", 1))
+
+
+def split_dim(parameter: nn.Parameter) -> int:
+    """Return along which dimension Megatron deals out a parameter; the first where a mark of somebody's own says none."""
+    return max(int(getattr(parameter, "partition_dim", 0)), 0)
 
 
 def _renamed(prefix: str, model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Placement
+from trainermon.dump.files.layout import split_dim
 from trainermon.monitor.frameworks.megatron.groups import GroupPlace, MegatronGroups
 from trainermon.monitor.frameworks.megatron.holdings import ParameterRange
 
@@ -54,7 +55,7 @@ def placement_of(
     is_split = _is_split(parameter, groups)
     shape = list(parameter.shape)
     if is_split:
-        shape[parameter.partition_dim] *= tensor.size  # type: ignore[attr-defined]
+        shape[split_dim(parameter)] *= tensor.size
     grouped = next((dim for suffix, dim in GROUPED_EXPERTS.items() if name.endswith(suffix)), None)
     if expert and grouped is not None:
         shape[grouped] *= groups.ep.size
