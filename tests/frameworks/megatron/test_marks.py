@@ -15,7 +15,7 @@ def test_a_split_parameter_without_a_dimension_is_split_along_the_first(mark, di
     for name, value in {"tensor_model_parallel": True, **mark}.items():
         setattr(parameter, name, value)
     one, two = GroupPlace(rank=0, size=1), GroupPlace(rank=1, size=2)
-    groups = MegatronGroups(**{name: one for name in MegatronGroups.__annotations__} | {"tp": two, "etp": two})
+    groups = MegatronGroups(**dict.fromkeys(MegatronGroups.__annotations__, one) | {"tp": two, "etp": two})
 
     placement = placement_of("sinks", parameter, groups, torch.zeros(3, 5))
 

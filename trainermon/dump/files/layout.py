@@ -65,7 +65,7 @@ def _split(parameter: nn.Parameter) -> tuple[int, int] | None:
 
 
 def split_dim(parameter: nn.Parameter) -> int:
-    """Return along which dimension Megatron deals out a parameter; the first where a mark of somebody's own says none."""
+    """Return along which dimension Megatron deals out a parameter; the first where nothing says which."""
     return max(int(getattr(parameter, "partition_dim", 0)), 0)
 
 
