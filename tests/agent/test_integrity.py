@@ -19,7 +19,7 @@ KEYS = (SeriesKey(Kind.GRAD_REDUCED, "weight"), *(SeriesKey(Kind.STEP, name) for
 
 
 def header(rank, *, attempt=1, world_size=2, **placement):
-    at = Placement(dtype="float32", shape=(5, 2), **{"partitioned_over": ("dp",), **placement})
+    at = Placement(**{"dtype": "float32", "shape": (5, 2), "partitioned_over": ("dp",), **placement})
     return Header(
         run_id="run",
         attempt=attempt,
@@ -70,6 +70,12 @@ def test_shards_that_add_up_to_the_framework_s_norm_are_no_alert():
 def test_the_loss_scale_and_a_static_factor_are_divided_out():
     pieces = [WHOLE[:7] * 64 / 4, WHOLE[7:] * 64 / 4]
     assert run(pieces, norm=TRUE_NORM, loss_scale=64.0, placement={"scale": 1 / 4}) == []
+
+
+def test_both_numbers_of_a_complex_element_are_counted():
+    complex_half = {"dtype": "complex64", "shape": (5,)}
+    assert run([WHOLE[:4], WHOLE[4:]], norm=TRUE_NORM, placement=complex_half) == []
+    assert run([WHOLE[:4], WHOLE[6:]], norm=TRUE_NORM, placement=complex_half) != []
 
 
 def test_ranks_that_no_framework_joins_are_not_added_up():

@@ -98,6 +98,11 @@ class _SummedRows(NamedTuple):
     scalars: tuple[tuple[int, str], ...]
 
 
+def _num_counted(placement: Placement) -> int:
+    """Return how many elements the rows of all parts of a tensor count: of a complex one both of its numbers."""
+    return math.prod(placement.shape) * (2 if placement.dtype.startswith("complex") else 1)
+
+
 class IntegrityCheck(RecordConsumer):
     """Checks that what all ranks report of a step fits together, as the sum of gradient squares with the gradient norm.
 
@@ -171,7 +176,7 @@ class IntegrityCheck(RecordConsumer):
             elif key.kind is Kind.GRAD_REDUCED and placement is not None and placement.in_global_norm:
                 placed[number] = key.name, placement
                 weights[number] = 1.0 / placement.scale**2
-                self._sizes[key.name] = math.prod(placement.shape)
+                self._sizes[key.name] = _num_counted(placement)
                 if not placement.replicated_over and not placement.partitioned_over:
                     owner = self._owners.setdefault(key.name, header.coordinates.rank)
                     self._are_on_their_own |= owner != header.coordinates.rank
