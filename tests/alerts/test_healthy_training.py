@@ -176,7 +176,13 @@ def test_healthy_run_gives_no_alert_from_its_first_step_on_whatever_is_collected
             elif isinstance(record, BlockRecord):
                 found += engine.evaluate(header(), keys, record.block)
     assert found == []
-    assert {key.kind for key in keys} == set(Kind) - {Kind.COMM, Kind.STATE, Kind.CHECKSUM, Kind.PARAM_USED}
+    assert {key.kind for key in keys} == set(Kind) - {
+        Kind.COMM,
+        Kind.STATE,
+        Kind.CHECKSUM,
+        Kind.BUFFER,
+        Kind.PARAM_USED,
+    }
 
 
 def test_weight_that_becomes_infinite_gives_one_alert_on_that_step() -> None:

@@ -1,5 +1,6 @@
 """A training that ends as it is told, once somebody watches it: `python ending_training.py FOLDER ENDING`."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ def await_file(name):
 
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     monitor = TrainerMon(SETTINGS)

@@ -178,6 +178,7 @@ def test_every_metric_of_the_catalogue_is_on_a_dashboard():
     assert {name for name in METRICS if name not in text} == {
         "trainermon_accelerator_info",
         "trainermon_accelerator_memory_size_bytes",
+        "trainermon_buffer_rms",
         "trainermon_commits_total",
         "trainermon_optimizer_state_rms",
         "trainermon_updated_parameter_rms",
