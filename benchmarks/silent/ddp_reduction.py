@@ -250,7 +250,7 @@ def clipped_on_one_rank(*, broken: bool) -> Loop:
 
 
 def _forgetting_a_share(optimizer: Any) -> Callable[[], None]:
-    """Return what sends out updated parameters, but for those that rank 1 has updated and rank 0 should receive."""
+    """Return what sends out updated parameters; those that rank 1 has updated do not reach rank 0."""
     send_out = optimizer._sync_params
 
     def send_out_some() -> None:

@@ -123,7 +123,7 @@ def frozen_backbone(**_broken: bool) -> Loop:
 
 
 class _LowRank(nn.Module):
-    """A frozen linear layer with a trained product of two thin matrices beside it, of which one starts as zeros."""
+    """A frozen linear layer, and beside it the trained product of two thin matrices. The second one starts as zeros."""
 
     def __init__(self, base: nn.Linear, rank: int = 4) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _LowRank(nn.Module):
 @silent(
     "hard",
     "LoRA (peft)",
-    "all weights are frozen but those of adapters, of which one half starts as zeros; the optimizer is given all",
+    "adapters alone are trained, and half of their weights start as zeros; the optimizer is given all weights",
     None,
 )
 def low_rank_adapters(**_broken: bool) -> Loop:

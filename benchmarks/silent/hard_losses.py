@@ -110,7 +110,7 @@ class _ForwardForward(Loop):
 @silent(
     "hard",
     "Hinton's forward-forward, mnist_forward_forward of pytorch/examples",
-    "each layer has a loss and an optimizer of its own, of which the last one's is watched",
+    "each layer has a loss and an optimizer of its own; the monitor watches the last one's",
     None,
 )
 def forward_forward(**_broken: bool) -> Loop:

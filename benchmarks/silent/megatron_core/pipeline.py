@@ -26,7 +26,7 @@ def stage() -> int:
 @silent(
     "megatron",
     "TTrace 5; Megatron-LM 844",
-    "first and last stage add up gradients of the tied embedding of which each has other shards reduced",
+    "first and last stage add up gradients of the tied embedding, but each has reduced other shards of them",
     Mechanism.UNREDUCED,
     phrases=(*UNREDUCED, "tied", "shared"),
     modules=TIED,

@@ -22,7 +22,7 @@ REDUCED = ("backward", "before_step", "optimizer")
 @silent(
     "megatron",
     "TTrace 4; Megatron-LM 2417, 4590",
-    "each copy takes the mean over its own tokens, of which one copy has a third, and the means are averaged",
+    "each copy takes the mean over its own tokens, one copy has a third as many, and the means are averaged",
     Mechanism.LOSS,
     phrases=("token", "mean of means", "uneven", "padding"),
     modules=("(loss)", "output_layer"),

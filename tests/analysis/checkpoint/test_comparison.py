@@ -234,6 +234,23 @@ def test_trained_on_is_said_with_the_whole_change_and_the_largest(tmp_path):
     assert float(change[1]) == pytest.approx(100 * np.linalg.norm(a - b) / np.linalg.norm(b), rel=0.02)
 
 
+def test_a_counter_is_no_part_of_the_change_of_weights(tmp_path):
+    before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(4)}
+    sides = {10: before, 20: {name: array * np.float32(1.01) for name, array in before.items()}}
+
+    found = compare_checkpoints(
+        *(
+            checkpoint_of(tmp_path / str(step), {**arrays, "norm.num_batches_tracked": np.array([step])}, step=step)
+            for step, arrays in sides.items()
+        ),
+        options=ONE_JOB,
+    )
+
+    change = re.match(r"trained on: ΔW/W ([\d.]+)%", found.headline)
+    assert change is not None
+    assert float(change[1]) == pytest.approx(100 * 0.01 / 1.01, abs=0.005)
+
+
 def test_a_tensor_that_is_another_one_stands_first_and_in_the_headline(tmp_path):
     before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(6)} | {"head.weight": noise(9, 9)}
     after = {name: array + 0.01 * noise(*array.shape, seed=30) for name, array in before.items()}

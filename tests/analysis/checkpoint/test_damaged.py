@@ -321,6 +321,7 @@ def test_what_is_not_read_is_said_wherever_it_stands(tmp_path, capsys):
         "whole as far as it is read: 1 tensors; 1 pieces\n  note       5 tensors are not read, being sparse,"
     )
     assert printed[1].startswith("the same model, as far as it is read: 5 tensors are not\n")
+    assert main(["checkpoint", *words[1], "--exit-code"]) == 4
 
 
 def test_a_file_of_tensors_that_are_not_read_says_so(tmp_path):

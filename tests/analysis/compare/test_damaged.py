@@ -92,6 +92,22 @@ def test_what_cannot_be_compared_is_unknown_and_said(tmp_path, capsys):
     assert ['has no "data" object' in failure for failure in failures] == [False, True]
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "rank", [{CALL: {}}, {CALL: {}, "Functional.relu.0.forward": {}}, {"Functional.relu.0.forward": {}}]
+)
+def test_calls_that_one_side_alone_has_leave_the_exit_status_unknown(rank, words, tmp_path):
+    """The first rank agrees; the other has the calls of the golden dump, one more, or another one."""
+    for side, names in (("a", rank), ("b", {CALL: {}})):
+        good(tmp_path / side / "step0" / "rank0")
+        calls = {name: forward(tensor(), output=tensor()) for name in names}
+        write_dump(tmp_path / side / "step0" / "rank1", calls)
+
+    status = main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code", *words])
+
+    assert status == (0 if rank == {CALL: {}} else 4)
+
+
 @pytest.mark.parametrize("empty", ["a", "b"])
 def test_a_dump_without_calls_is_named(empty, tmp_path, capsys):
     for side in "ab":

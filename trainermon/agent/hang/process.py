@@ -72,14 +72,6 @@ def oom_kills() -> int | None:
         return None
 
 
-def resident_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process in bytes; None if it cannot be seen."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def _read_task(folder: Path) -> ProcessState | None:
     try:
         head, _, tail = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")

@@ -98,7 +98,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exit-code",
         action="store_true",
-        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if tensors cannot be compared",
+        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if not all could be compared",
     )
 
 
@@ -224,6 +224,7 @@ def _status(found: CheckpointComparison) -> int:
     compared = sum(counts.values()) - counts[WeightVerdict.UNMATCHED]
     if compared and any(number for verdict, number in counts.items() if verdict not in SAME):
         return DIFFERENT
+    unclear += found.ours.num_unread + found.theirs.num_unread
     return 0 if compared and not unclear else UNKNOWN
 
 

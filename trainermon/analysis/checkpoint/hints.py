@@ -17,7 +17,6 @@ _SCALED = 1e-5  # what may be left of a tensor after it was scaled, relative to 
 _ALIKE = 0.99  # cosine
 _SAME_NORM = 1e-9  # of the same elements in another order, relative
 _MAX_ROWS = 1 << 16
-_THIRDS = (("k, q, v", (1, 0, 2)), ("v, k, q", (2, 1, 0)), ("k, v, q", (2, 0, 1)), ("v, q, k", (1, 2, 0)))
 _ODD = (WeightVerdict.DIFFERENT, WeightVerdict.SHAPE)
 
 

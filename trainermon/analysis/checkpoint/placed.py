@@ -155,8 +155,3 @@ def transposed(tensor: PlacedTensor) -> PlacedTensor:
         for view in tensor.views
     ]
     return replace(tensor, shape=tensor.shape[::-1], views=tuple(views))
-
-
-def first_rows(tensor: PlacedTensor, num_rows: int) -> PlacedTensor:
-    """Return a tensor cut off after some rows."""
-    return rows_of(tensor, tensor.name, [RowMove(0, num_rows, 0)])

@@ -306,6 +306,7 @@ def _same(weights: list[WeightComparison], counts: Counter[WeightVerdict]) -> st
 def _trained_on(
     compared: list[WeightComparison], counts: Counter[WeightVerdict], out: list[WeightComparison]
 ) -> str | None:
+    compared = [tensor for tensor in compared if not _is_count(tensor)]
     different = [tensor for tensor in compared if tensor.verdict is WeightVerdict.DIFFERENT and tensor.relative]
     others = sum(counts[verdict] for verdict in (WeightVerdict.SHAPE, WeightVerdict.NONFINITE, WeightVerdict.UNMATCHED))
     changes = [tensor.relative for tensor in different if tensor.relative is not None]
@@ -318,6 +319,11 @@ def _trained_on(
     if out:
         return f"trained on: ΔW/W {whole:.2%}, but {_stand_out(out)}"
     return f"trained on: ΔW/W {whole:.2%}, largest in {most.name} ({most.relative or 0.0:.2%})"
+
+
+def _is_count(tensor: WeightComparison) -> bool:
+    """Return whether a tensor counts something, as the batches that a norm has seen: it is no weight."""
+    return all(dtype is not None and dtype.startswith(("int", "uint", "bool")) for dtype in tensor.dtypes)
 
 
 def _of_state(found: CheckpointComparison) -> str:

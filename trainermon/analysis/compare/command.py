@@ -17,7 +17,7 @@ from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
-from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
+from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exit-code",
         action="store_true",
-        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if a dump could not be compared",
+        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if not all could be compared",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, see docs/compare.md")
 
@@ -171,14 +171,12 @@ def _destination(args: argparse.Namespace) -> OutputDestination | None:
 
 
 def _status(rows: Iterable[Mapping[str, int]]) -> int:
-    counts = Counter[str]()
-    is_whole = True
-    for of_dump in rows:
-        counts.update(of_dump)
-        is_whole = is_whole and any(of_dump.values())
-    if counts[ERROR] or counts[WARNING]:
+    """Return `DIFFERENT` if a row of a dump differs, else `UNKNOWN` unless every row of every dump was compared."""
+    counts = [Counter(of_dump) for of_dump in rows]
+    if any(of_dump[ERROR] or of_dump[WARNING] for of_dump in counts):
         return DIFFERENT
-    return 0 if counts[PASS] and is_whole else UNKNOWN
+    is_whole = all(of_dump[PASS] and not of_dump[UNMATCHED] and not of_dump[NOT_COMPARED] for of_dump in counts)
+    return 0 if counts and is_whole else UNKNOWN
 
 
 def _add_mappings(parser: argparse.ArgumentParser) -> None:

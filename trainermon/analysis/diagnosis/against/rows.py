@@ -61,9 +61,7 @@ def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
         symptom=Symptom.DIFFERS,
         run_id=ours.run_id,
         headline=f"The run first differs from the reference{where} in step {rows.step}",
-        reason=". ".join(
-            filter(None, [_reason(rows, location, pair), _scaled(rows, location), _lost(rows), _other_batch(rows)])
-        ),
+        reason=_whole_reason(rows, location, pair),
         step=rows.step,
         rank=rank,
         module=module,
