@@ -192,6 +192,26 @@ def test_stacked_experts_are_those_of_every_other_layout(tmp_path, turned, other
     assert found.headline == "the same model", [(t.name, t.verdict.value) for t in found.differing()]
 
 
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("change", [0.0, 1.0])
+def test_parts_of_several_types_are_joined_as_numbers(tmp_path, part, change):
+    hf = hf_model()
+    name = f"model.layers.1.self_attn.{part}_proj.weight"
+    hf[name] = hf[name].astype(np.float16)
+    megatron = megatron_model(hf)
+    hf[name] = hf[name] + np.float16(change)
+    assert megatron["decoder.layers.1.self_attention.linear_qkv.weight"].dtype == np.float32
+
+    found = compared(tmp_path, hf, megatron)
+
+    joined = "model.layers.1.self_attn.(q_proj + k_proj + v_proj).weight"
+    assert [tensor.name for tensor in found.differing()] == ([joined] if change else [])
+    if change:
+        (tensor,) = found.differing()
+        assert tensor.unequal == hf[name].size
+        assert tensor.largest == pytest.approx(change, rel=1e-3)
+
+
 def test_gates_and_ups_of_experts_that_take_turns_are_put_apart(tmp_path):
     """Megatron-Core's `moe_mlp_glu_interleave_size` of 2: two rows of gate, two of up, and so on."""
     plain = megatron_model(hf_model(experts=2), experts=2)

@@ -122,27 +122,41 @@ def _work(
     ours: Checkpoint, theirs: Checkpoint, options: CheckpointOptions
 ) -> tuple[list[TensorPair], list[WeightComparison], list[str]]:
     """Return what to compare, what one side alone has, and what is to say about it."""
-    heads = head_layout(ours.values, theirs.values)
-    blocks = [glu_block(side.values) for side in (ours, theirs)]
+    pairing = _Pairing(ours, theirs, options)
     work: list[TensorPair] = []
     lonely: list[WeightComparison] = []
     notes: list[str] = []
     for kind, first, second in _kinds(ours, theirs, options):
-        chosen = [
-            {name: placed(tensor) for name, tensor in side.items() if _is_chosen(name, options)}
-            for side in (first, second)
-        ]
-        if blocks[0] != blocks[1]:
-            chosen = [with_halves(side, block) if block else side for side, block in zip(chosen, blocks, strict=True)]
-        found: NamePairs = pair_names(chosen[0], chosen[1], scheme=options.scheme, heads=heads, renamed=options.renamed)
-        before = (ours.before, theirs.before) if kind == WEIGHTS else ({}, {})
+        found = pairing.of(first, second)
+        has_merged = kind == WEIGHTS and (ours.before or theirs.before)
+        before = pairing.of({**first, **ours.before}, {**second, **theirs.before}).pairs if has_merged else ()
+        known = [{pair[side].name: pair[side] for pair in before} for side in (0, 1)]
         for pair in found.pairs:
             one, other = with_ranks_placed(*pair)
-            work.append(TensorPair(kind, one, other, merged_side(one, other, before)))
+            work.append(TensorPair(kind, one, other, merged_side(one, other, known)))
         lonely += [_lonely(kind, tensor, is_ours=True) for tensor in found.ours]
         lonely += [_lonely(kind, tensor, is_ours=False) for tensor in found.theirs]
         notes += [note for note in found.notes if note not in notes]
     return work, lonely, notes + ([] if options.weights_only else _lacking(ours, theirs))
+
+
+class _Pairing:
+    """Which tensors of two checkpoints belong together, by what both say of heads and blocks."""
+
+    def __init__(self, ours: Checkpoint, theirs: Checkpoint, options: CheckpointOptions) -> None:
+        self._options = options
+        self._heads = head_layout(ours.values, theirs.values)
+        blocks = [glu_block(side.values) for side in (ours, theirs)]
+        self._blocks = blocks if blocks[0] != blocks[1] else [None, None]
+
+    def of(self, *sides: Mapping[str, TensorPieces]) -> NamePairs:
+        """Return the pairs of those that are asked for."""
+        chosen = []
+        for side, block in zip(sides, self._blocks, strict=True):
+            tensors = {name: placed(tensor) for name, tensor in side.items() if _is_chosen(name, self._options)}
+            chosen.append(with_halves(tensors, block) if block else tensors)
+        options = self._options
+        return pair_names(*chosen, scheme=options.scheme, heads=self._heads, renamed=options.renamed)
 
 
 def _lacking(ours: Checkpoint, theirs: Checkpoint) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -150,7 +150,7 @@ def _write(old: TensorPieces, change: LowRankChange, path: Path) -> TensorPieces
 
 @np.errstate(all="ignore")
 def check_merge(before: PlacedTensor, merged: PlacedTensor, other: PlacedTensor) -> MergeCheck:
-    """Return how much of what an adapter adds a weight holds that was merged elsewhere: of one shape, finite.
+    """Return how much of what an adapter adds a weight holds that was merged elsewhere: finite, of the rows of all.
 
     The share is the slope of what the weight is away from the base over what the adapter adds, by least squares.
     """
@@ -158,7 +158,8 @@ def check_merge(before: PlacedTensor, merged: PlacedTensor, other: PlacedTensor)
     unit, least = _UNITS.get(dtype, _UNIT), _LEAST.get(dtype, 0.0)
     square = product = noise = 0.0
     num_beyond = 0
-    for start, length in _blocks(before.shape) if before.num_elements else ():
+    shape = min(tensor.shape for tensor in (before, merged, other))  # a vocabulary may be padded
+    for start, length in _blocks(shape) if before.num_elements else ():
         base, sought, found = (_rows(tensor, start, length) for tensor in (before, merged, other))
         added = sought - base
         bound = unit * (np.abs(found) + np.abs(sought) + 2 * np.abs(added)) + least
@@ -200,10 +201,19 @@ class AdapterMerge(NamedTuple):
     is_first: bool
 
 
-def merged_side(ours: PlacedTensor, theirs: PlacedTensor, before: tuple[Mapping[str, Any], ...]) -> AdapterMerge | None:
-    """Return what is known of the merge if one of two paired tensors was merged here, and is as it was written."""
+def merged_side(
+    ours: PlacedTensor, theirs: PlacedTensor, before: Sequence[Mapping[str, PlacedTensor]]
+) -> AdapterMerge | None:
+    """Return what is known of the merge if anything of one of two paired tensors was merged here.
+
+    `before` has of each side, by name, what the tensors were, joined and moved as they are now.
+    """
     for is_first, tensor, known in ((True, ours, before[0]), (False, theirs, before[1])):
         old = known.get(tensor.name)
-        if old is not None and ours.shape == theirs.shape == old.shape:
-            return AdapterMerge(placed(old), is_first)
+        if old is not None and old.shape == tensor.shape and _files(old) != _files(tensor):
+            return AdapterMerge(old, is_first)
     return None
+
+
+def _files(tensor: PlacedTensor) -> set[Path]:
+    return {view.stored.path for view in tensor.views}

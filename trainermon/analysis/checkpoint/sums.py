@@ -7,7 +7,8 @@ import math
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,20 @@ class MappedFiles:
 def sums_of(files: MappedFiles, overlaps: Sequence[Overlap]) -> PairSums:
     """Return how the elements of both sides differ over all overlaps; places are counted over them in C order.
 
+    Views of one side may have several dtypes: parts that are joined here need not be of one.
+
     Raises:
         CheckpointError: a file is gone, or shorter than it was.
     """
-    if not overlaps:
-        return PairSums()
-    ours, theirs = (view.stored.dtype for view in overlaps[0])
+    return reduce(PairSums.merge, (_sums(files, list(part)) for _, part in groupby(overlaps, _dtypes)), PairSums())
+
+
+def _dtypes(overlap: Overlap) -> tuple[str, str]:
+    return overlap.ours.stored.dtype, overlap.theirs.stored.dtype
+
+
+def _sums(files: MappedFiles, overlaps: Sequence[Overlap]) -> PairSums:
+    ours, theirs = _dtypes(overlaps[0])
     if _compiled(overlaps, ours, theirs):
         boxes, alive = _boxes(files, overlaps)
         with _no_cut(overlaps):
@@ -107,7 +116,11 @@ def are_rounded(files: MappedFiles, overlaps: Sequence[Overlap], target: str) ->
     Raises:
         CheckpointError: a file is gone, or shorter than it was.
     """
-    ours, theirs = (view.stored.dtype for view in overlaps[0])
+    return all(_are_rounded(files, list(part), target) for _, part in groupby(overlaps, _dtypes))
+
+
+def _are_rounded(files: MappedFiles, overlaps: Sequence[Overlap], target: str) -> bool:
+    ours, theirs = _dtypes(overlaps[0])
     if _compiled(overlaps, ours, theirs):
         boxes, alive = _boxes(files, overlaps)
         with _no_cut(overlaps):
