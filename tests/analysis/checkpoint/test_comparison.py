@@ -234,21 +234,58 @@ def test_trained_on_is_said_with_the_whole_change_and_the_largest(tmp_path):
     assert float(change[1]) == pytest.approx(100 * np.linalg.norm(a - b) / np.linalg.norm(b), rel=0.02)
 
 
-def test_a_counter_is_no_part_of_the_change_of_weights(tmp_path):
+def change_of(found):
+    change = re.match(r"trained on: ΔW/W ([\d.]+)%", found.headline)
+    assert change is not None, found.headline
+    return float(change[1]) / 100
+
+
+BUFFERS = {
+    "norm.num_batches_tracked": np.array([10]),
+    "norm.running_mean": 10 * np.ones(8, "f4"),
+    "norm.running_var": 10 * np.ones(8, "f4"),
+    "bn1.moving_variance": 10 * np.ones(8, "f4"),  # MindSpore's
+}
+
+
+@given(buffers=st.sets(st.sampled_from(list(BUFFERS)), min_size=1), factor=st.sampled_from([2, 3, 100]))
+def test_counters_and_running_statistics_are_no_part_of_the_change_of_weights(tmp_path_factory, buffers, factor):
+    folder = tmp_path_factory.mktemp("buffers")
     before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(4)}
-    sides = {10: before, 20: {name: array * np.float32(1.01) for name, array in before.items()}}
+    before |= {name: BUFFERS[name] for name in sorted(buffers)}
+    after = {name: array * (factor if name in buffers else np.float32(1.01)) for name, array in before.items()}
 
     found = compare_checkpoints(
-        *(
-            checkpoint_of(tmp_path / str(step), {**arrays, "norm.num_batches_tracked": np.array([step])}, step=step)
-            for step, arrays in sides.items()
-        ),
+        checkpoint_of(folder / "a", before, step=10), checkpoint_of(folder / "b", after, step=20), options=ONE_JOB
+    )
+
+    assert change_of(found) == pytest.approx(0.01 / 1.01, abs=5e-5)
+
+
+def test_what_moves_without_a_state_of_the_optimizer_is_no_weight_where_others_have_one(tmp_path):
+    before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(4)}
+    sides = []
+    for number, factor in enumerate((1.0, 1.01)):
+        trained = {name: array * np.float32(factor) for name, array in before.items()}
+        buffer = {"codebook.average": (1 + number) * 10 * np.ones((8, 8), "f4")}
+        side = checkpoint_of(tmp_path / str(number), {**trained, **buffer}, step=10 * number)
+        moments = checkpoint_of(tmp_path / f"moments{number}", trained).tensors
+        sides.append(replace(side, optimizer={"exp_avg": moments}))
+
+    assert change_of(compare_checkpoints(*sides, options=ONE_JOB)) == pytest.approx(0.01 / 1.01, abs=5e-5)
+
+
+def test_two_trainings_at_one_step_are_not_said_to_follow_each_other(tmp_path):
+    before = {f"layers.{layer}.weight": noise(20, 20, seed=layer) for layer in range(4)}
+    after = {name: array * np.float32(1.01) for name, array in before.items()}
+
+    found = compare_checkpoints(
+        checkpoint_of(tmp_path / "a", before, step=2000),
+        checkpoint_of(tmp_path / "b", after, step=2000),
         options=ONE_JOB,
     )
 
-    change = re.match(r"trained on: ΔW/W ([\d.]+)%", found.headline)
-    assert change is not None
-    assert float(change[1]) == pytest.approx(100 * 0.01 / 1.01, abs=0.005)
+    assert found.headline.startswith("trained apart, both at step 2,000: ΔW/W 0.99%, largest in layers.")
 
 
 def test_a_tensor_that_is_another_one_stands_first_and_in_the_headline(tmp_path):

@@ -18,6 +18,7 @@ _TRAINED_MOST = 0.5  # relative distance up to which this is training, not anoth
 
 _FAR = 10  # times the typical ΔW/W: beyond it, a tensor stands out
 _FEWEST_ALIKE = 4  # tensors that differ in the number of their layer, from which one may stand out of them
+_RUNNING = re.compile(r"(?:^|[._])(?:running|moving)_(?:mean|var|variance)$")
 NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 """The number of a layer or an expert in a name."""
 
@@ -260,9 +261,9 @@ def _headline(found: CheckpointComparison) -> str:
         others = [t for t in found.ranked() if t in wrong and t.verdict is not WeightVerdict.DAMAGED]
         return said + (f"; {len(others):,} more differ, first {others[0].name}" if others else "") + tail
     out = [found.tensors[number] for number in found.outliers() if found.tensors[number].kind == WEIGHTS]
-    trained = _trained_on([tensor for tensor in compared if tensor not in out], counts, out)
+    trained = _trained_on(_weights(found, [tensor for tensor in compared if tensor not in out]), counts, out)
     if trained:
-        return trained + tail
+        return _one_step(found) + trained + tail
     bad = counts[WeightVerdict.NONFINITE]
     said = f", NaN or Inf in {bad:,}" if bad else f", {_stand_out(out)}" if out else ""
     gravest = next(tensor for tensor in found.ranked() if tensor.kind == WEIGHTS)
@@ -306,7 +307,6 @@ def _same(weights: list[WeightComparison], counts: Counter[WeightVerdict]) -> st
 def _trained_on(
     compared: list[WeightComparison], counts: Counter[WeightVerdict], out: list[WeightComparison]
 ) -> str | None:
-    compared = [tensor for tensor in compared if not _is_count(tensor)]
     different = [tensor for tensor in compared if tensor.verdict is WeightVerdict.DIFFERENT and tensor.relative]
     others = sum(counts[verdict] for verdict in (WeightVerdict.SHAPE, WeightVerdict.NONFINITE, WeightVerdict.UNMATCHED))
     changes = [tensor.relative for tensor in different if tensor.relative is not None]
@@ -317,13 +317,32 @@ def _trained_on(
     most = max(different, key=lambda tensor: tensor.relative or 0.0)
     whole = moved / size if size else 0.0
     if out:
-        return f"trained on: ΔW/W {whole:.2%}, but {_stand_out(out)}"
-    return f"trained on: ΔW/W {whole:.2%}, largest in {most.name} ({most.relative or 0.0:.2%})"
+        return f"ΔW/W {whole:.2%}, but {_stand_out(out)}"
+    return f"ΔW/W {whole:.2%}, largest in {most.name} ({most.relative or 0.0:.2%})"
 
 
-def _is_count(tensor: WeightComparison) -> bool:
-    """Return whether a tensor counts something, as the batches that a norm has seen: it is no weight."""
-    return all(dtype is not None and dtype.startswith(("int", "uint", "bool")) for dtype in tensor.dtypes)
+def _one_step(found: CheckpointComparison) -> str:
+    """Return what is known of how both came about: of two trainings at one step, neither is a later state."""
+    same = found.ours.step == found.theirs.step is not None
+    return f"trained apart, both at step {found.ours.step:,}: " if same else "trained on: "
+
+
+def _weights(found: CheckpointComparison, compared: list[WeightComparison]) -> list[WeightComparison]:
+    """Return the tensors without those that a training moves by other means than an optimizer.
+
+    These are counters, running statistics, and what differs without a state of the optimizer where others have one.
+    """
+    state = {tensor.name for tensor in found.tensors if tensor.kind != WEIGHTS} & {tensor.name for tensor in compared}
+    return [
+        tensor
+        for tensor in compared
+        if not _is_statistic(tensor) and (not state or tensor.name in state or tensor.verdict in SAME)
+    ]
+
+
+def _is_statistic(tensor: WeightComparison) -> bool:
+    is_count = all(dtype is not None and dtype.startswith(("int", "uint", "bool")) for dtype in tensor.dtypes)
+    return is_count or _RUNNING.search(tensor.name) is not None
 
 
 def _of_state(found: CheckpointComparison) -> str:
