@@ -84,7 +84,7 @@ def compare(
     options = _options(options, theirs, Path(target))
     destination = _destination(output_path, FORMATS, theirs)
     found = []
-    for pair in pairs_of(Path(target), Path(golden), options):
+    for pair in pairs_of(Path(target), Path(golden), options).pairs:
         comparison = compare_pair(pair, options, threads=num_cores())
         if destination is not None:
             write_files(comparison, destination)

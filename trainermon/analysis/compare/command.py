@@ -6,8 +6,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainermon.analysis.compare.answer.summary import render_text
@@ -17,18 +15,16 @@ from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
-from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING
+from trainermon.analysis.compare.verdicts import differs
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.dashboards.graph_notes import read_notes
 
 DEFAULT = ("csv", "json")
 DEFAULT_FOLDER = Path("output")
 """Where msprobe's compare writes if it is not told."""
-DIFFERENT = 3
-UNKNOWN = 4
-"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 
 _WITHOUT_FILE = "; without FILE, as built in"
 
@@ -51,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare on the Ray cluster there (default: one process per core of this machine)",
     )
     parser.add_argument("--no-stack", action="store_true", help="leave call stacks out")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if not all could be compared",
-    )
+    add_exit_code(parser, "more than rounding differs", "not all could be compared")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, see docs/compare.md")
 
 
@@ -129,13 +121,14 @@ def main(args: argparse.Namespace) -> int:
         with ProgressBar("comparing"):
             as_json = list(documents(target, golden, options=options))
         sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
-        return _status([document["rows"] for document in as_json]) if args.exit_code else 0
+        is_different = any(differs(document["rows"]) for document in as_json)
+        return exit_status(args, found=is_different, whole=all(document["whole"] for document in as_json))
     destination = _destination(args)
     with ProgressBar("comparing") as progress:
         found = list(outcomes(target, golden, destination, options=options, report=progress))
     sys.stdout.write(render_text(found, colour=has_colour()))
     _list_files([path for outcome in found for path in outcome.files])
-    return _status([outcome.rows for outcome in found]) if args.exit_code else 0
+    return exit_status(args, found=any(one.differs for one in found), whole=all(one.whole for one in found))
 
 
 def read_options(args: argparse.Namespace, target: Path) -> CompareOptions:
@@ -168,15 +161,6 @@ def _destination(args: argparse.Namespace) -> OutputDestination | None:
         return None
     formats = dict.fromkeys((*(args.format or DEFAULT), *(("xlsx",) if args.highlight else ())))
     return OutputDestination(folder=folder, formats=tuple(formats), advisor=not args.compare_only)
-
-
-def _status(rows: Iterable[Mapping[str, int]]) -> int:
-    """Return `DIFFERENT` if a row of a dump differs, else `UNKNOWN` unless every row of every dump was compared."""
-    counts = [Counter(of_dump) for of_dump in rows]
-    if any(of_dump[ERROR] or of_dump[WARNING] for of_dump in counts):
-        return DIFFERENT
-    is_whole = all(of_dump[PASS] and not of_dump[UNMATCHED] and not of_dump[NOT_COMPARED] for of_dump in counts)
-    return 0 if counts and is_whole else UNKNOWN
 
 
 def _add_mappings(parser: argparse.ArgumentParser) -> None:

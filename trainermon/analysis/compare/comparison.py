@@ -18,7 +18,7 @@ from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.merging.joining import join_sides
 from trainermon.analysis.compare.merging.merge import read_sides
-from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.places import DumpLocation, PairedPlaces, PlacePair, find_places, pair_places
 from trainermon.analysis.compare.merging.splits import find_pairs
 from trainermon.analysis.compare.metrics import (
     DumpRowDifference,
@@ -30,9 +30,10 @@ from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.premises import run_types
 from trainermon.analysis.compare.siblings import SiblingMatch, match_siblings
-from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow
+from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow, all_compared
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, stage, tell
+from trainermon.dump.files.reader import gap_notes
 
 _REPORT_ROWS = 256
 
@@ -89,7 +90,8 @@ class Comparison:
         mode: What was compared: tensors, checksums or statistics.
         calls: All calls of the target in its order, and after them those that only the golden dump has.
         stacks: By the key of a call, the lines of the script that made it, innermost first; the target's.
-        notes: What a reader should know of how the two were brought together.
+        notes: What a reader should know of how the two were brought together; the gaps stand first.
+        gaps: What is known to be missing in the dumps, see `gap_notes`.
         empty: The dump without a single call; "" if both have some.
         members: By the key of a call that several were joined into, the keys of these; of both sides.
         parents: Key of the enclosing call, by a call's key; the target's.
@@ -105,6 +107,7 @@ class Comparison:
     calls: tuple[CallResult, ...]
     stacks: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     empty: str = ""
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +129,11 @@ class Comparison:
         """The calls in which a difference arose, rather than being passed on; in the order in which they ran."""
         return tuple(call for call in self.calls if call.blamed)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row of both dumps was compared, and nothing is known to be missing in them."""
+        return not self.gaps and all_compared(self.row_counts())
+
     def row_counts(self) -> Counter[str]:
         """Return how many rows have each result (`pass`, `warning`, `error`, `unmatched`)."""
         return Counter(row.result for row in self.rows())
@@ -135,8 +143,8 @@ class Comparison:
         return Counter(call.result for call in self.calls)
 
 
-def pairs_of(target: Path, golden: Path, options: CompareOptions) -> list[PlacePair]:
-    """Return which dumps below the folder `target` are to be compared with which below `golden`: by step and rank.
+def pairs_of(target: Path, golden: Path, options: CompareOptions) -> PairedPlaces:
+    """Return which dumps below the folder `target` are compared with which below `golden`, and which with none.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or ranks of a model are missing.
@@ -185,6 +193,7 @@ def collector_off() -> Iterator[None]:
 def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report: Report) -> Comparison:
     stage("reading dumps")
     target, golden, notes = read_sides(pair.target, pair.golden)
+    gaps = gap_notes(*pair.target.folders, *pair.golden.folders)
     members: Mapping[str, tuple[str, ...]] = {}
     matched: Mapping[str, str] = {}
     if options.mappings.joins:
@@ -215,7 +224,14 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         mode=mode,
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
-        notes=(*map(_type_note, sorted(types)), *notes, *siblings.notes, *unused_names(options.mappings, target)),
+        notes=(
+            *gaps,
+            *map(_type_note, sorted(types)),
+            *notes,
+            *siblings.notes,
+            *unused_names(options.mappings, target),
+        ),
+        gaps=gaps,
         members=members,
         parents=target.parents,
         recomputed=target.recomputed,

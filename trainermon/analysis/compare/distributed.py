@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from trainermon.analysis.compare.answer.summary import RESULTS, ComparisonOutcome, failed, summarise
 from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores, pairs_of
-from trainermon.analysis.compare.merging.places import PlacePair
+from trainermon.analysis.compare.merging.places import LonePlace, PairedPlaces, PlacePair
 from trainermon.analysis.compare.output.files import OutputDestination, as_document, write_files
 from trainermon.analysis.compare.ray_pool import ray_map
 from trainermon.core.errors import DumpError
@@ -43,7 +43,7 @@ def outcomes(
         options: How they are compared.
         report: Told of every pair that is done; of a single pair, of its rows.
 
-    If one dump among several is damaged, its outcome says so.
+    If one dump among several is damaged, its outcome says so; at the end are dumps that one side alone has.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or the only one is damaged.
@@ -51,39 +51,45 @@ def outcomes(
     """
     if destination is not None:
         destination = replace(destination, folder=destination.folder.absolute())
-    return _apply(_outcome, target, golden, options, report, destination=destination)
+    pairs, lone = _pairs(target, golden, options)
+    yield from _apply(_outcome, pairs, options, report, destination=destination)
+    yield from (failed(one.target, one.golden, one.place.label, one.why) for one in lone)
 
 
 def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterator[Any]:
     """Compare all pairs of dumps below two folders.
 
-    Yield, in order, what the JSON file of each would hold (see README.md).
+    Yield, in order, what the JSON file of each would hold (see README.md); at the end dumps that one side alone has.
 
     Raises:
         DumpError: As `outcomes` does.
     """
-    return _apply(_document, target, golden, options)
+    pairs, lone = _pairs(target, golden, options)
+    yield from _apply(_document, pairs, options)
+    yield from map(_failure, lone)
+
+
+def _pairs(target: Path, golden: Path, options: CompareOptions) -> PairedPlaces:
+    if options.ray is not None:  # its processes work elsewhere
+        target, golden = target.absolute(), golden.absolute()
+    return pairs_of(target, golden, options)
 
 
 def _apply(
     function: _Function[_T],
-    target: Path,
-    golden: Path,
+    pairs: list[PlacePair],
     options: CompareOptions,
     report: Report = no_report,
     **more: Any,
 ) -> Iterator[_T]:
-    if options.ray is not None:
-        target, golden = target.absolute(), golden.absolute()
-    pairs = pairs_of(target, golden, options)
     bound = partial(function, options=options, is_alone=len(pairs) == 1, **more)
     if options.ray is not None:
         with ray_map(options.ray) as apply:
             yield from _counted(apply(bound, pairs), len(pairs), report)
-        return
-    workers = min(len(pairs), num_cores())
-    results = _pool_map(workers, bound, pairs) if workers > 1 else _map_here(bound, pairs, report)
-    yield from _counted(results, len(pairs), report)
+    else:
+        workers = min(len(pairs), num_cores())
+        results = _pool_map(workers, bound, pairs) if workers > 1 else _map_here(bound, pairs, report)
+        yield from _counted(results, len(pairs), report)
 
 
 def _counted(results: Iterable[_T], total: int, report: Report) -> Iterator[_T]:
@@ -130,5 +136,9 @@ def _document(pair: PlacePair, *, options: CompareOptions, is_alone: bool, **how
     except DumpError as error:
         if is_alone:
             raise
-        places = {"target": str(pair.target.directory), "golden": str(pair.golden.directory), "label": pair.label}
-        return {**places, "failure": str(error), "rows": dict.fromkeys(RESULTS, 0)}
+        return _failure(LonePlace(pair.target, str(pair.target.directory), str(pair.golden.directory), str(error)))
+
+
+def _failure(lone: LonePlace) -> Any:
+    places = {"target": lone.target, "golden": lone.golden, "label": lone.place.label}
+    return {**places, "failure": lone.why, "whole": False, "rows": dict.fromkeys(RESULTS, 0)}

@@ -148,6 +148,16 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
     return ResultRow(ours, theirs, difference, result, (f"{result}: {message}",))
 
 
+def all_compared(rows: Mapping[str, int]) -> bool:
+    """Return whether there were rows, and all were compared, by their numbers of each result."""
+    return any(rows.values()) and not rows.get(UNMATCHED) and not rows.get(NOT_COMPARED)
+
+
+def differs(rows: Mapping[str, int]) -> bool:
+    """Return whether a row is more than rounding apart, by their numbers of each result."""
+    return bool(rows[ERROR] or rows[WARNING])
+
+
 def most_severe(rows: Iterable[ResultRow]) -> str:
     """Return the worst of the rows' results: what was not compared is worse than what passes."""
     found = {row.result for row in rows}

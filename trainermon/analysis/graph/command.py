@@ -19,6 +19,7 @@ from trainermon.analysis.compare.command import add_options, read_options
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
 from trainermon.analysis.compare.mappings import write_matches
 from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
+from trainermon.analysis.compare.merging.places import LonePlace
 from trainermon.analysis.graph.chosen import MAX_NEAR
 from trainermon.analysis.graph.database.schema import SUFFIX
 from trainermon.analysis.graph.database.writing import write_database
@@ -37,7 +38,7 @@ from trainermon.analysis.graph.page.output import (
 )
 from trainermon.analysis.graph.page.overlay import read_overlay
 from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer, serve
-from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, GraphPlace
+from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, GraphPlace, lone_graphs
 from trainermon.analysis.graph.report import GraphReport, ReportMaker
 from trainermon.analysis.graph.workers import report_on
 from trainermon.analysis.tensor.screen import table
@@ -46,10 +47,9 @@ from trainermon.core.private_files import replace_file
 from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour, note
 from trainermon.core.terminal.progress import ProgressBar, counted
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.dashboards.graph_notes import notes_file, read_notes
 
-DIFFERENT = 3
-"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 NESTS = ("stack",)
 _PAGE = ".html"
 _MATCHES = ".yaml"
@@ -110,9 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for word in ("-tensor_log", "-progress_log"):
         parser.add_argument(word, action="store_true", help="msprobe's, without effect")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/graph.md")
-    parser.add_argument(
-        "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a finding is shown, instead of 0"
-    )
+    add_exit_code(parser, "a finding is shown", "not all could be judged")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +163,7 @@ def _positive(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the graph of one dump, or of the first that has a finding; return 0, or `DIFFERENT` if that was asked for.
+    """Print the graph of one dump, or of the first that has a finding; return the exit status.
 
     Raises:
         DumpError: There is no dump of that step and rank, or it is damaged.
@@ -183,7 +181,7 @@ def main(args: argparse.Namespace) -> int:
     reports, server = _run(args)
     if server is not None:
         serve(server)
-    return DIFFERENT if args.exit_code and any(report.began for report in reports) else 0
+    return exit_status(args, found=any(one.began for one in reports), whole=all(one.whole for one in reports))
 
 
 def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | None]:
@@ -206,6 +204,8 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
                 further = list(further_levels(args.path, args.golden, options=options, step=args.step))
                 places += further
                 reports += report_on(further, maker, jobs=args.jobs, index=index)
+    lone = lone_graphs(args.path, args.golden, step=args.step, rank=args.rank, options=options)
+    reports += [_lone_report(one, places[0].level) for one in lone]
     _show(reports, args)
     server = None
     if _is_served(args):
@@ -214,6 +214,11 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
         place = _place_in_page(args, reports)
         server = open_server(_drawn(args, reports), details, args.serve or "", in_browser=args.open, place=place)
     return reports, server
+
+
+def _lone_report(lone: LonePlace, level: str) -> GraphReport:
+    why = f"Not compared: {lone.why}." if lone.target or lone.golden else f"{lone.why}."
+    return GraphReport(lone.place.label, level, "", 0, why, whole=False, began=None, screen="")
 
 
 def _place_in_page(args: argparse.Namespace, reports: Sequence[GraphReport]) -> str:
@@ -255,11 +260,13 @@ def _has_all_levels(args: argparse.Namespace, reports: Sequence[GraphReport]) ->
 
 
 def _drawn(args: argparse.Namespace, reports: Sequence[GraphReport]) -> DrawnGraphs:
+    said, shown = _said(_told(reports)), _shown(_told(reports))
+    reports = [one for one in reports if one.num_nodes]
     ranks = [one.rank for one in reports if one.rank is not None]
     meetings = find_meetings([one.collectives or NO_CALLS for one in reports])
-    first = first_of([one.began for one in _told(reports)])
-    notes = read_notes(args.path)
-    return DrawnGraphs(reports[first].title, ranks, meetings, first, str(args.golden or ""), notes, args.path)
+    title = shown.title if said is shown else f"{shown.model}: {placed(said.label, said.sentence)}"
+    first, notes = reports.index(shown), read_notes(args.path)
+    return DrawnGraphs(title, ranks, meetings, first, str(args.golden or ""), notes, args.path)
 
 
 def _details(maker: ReportMaker, places: Sequence[GraphPlace], opened: NodeDetails | None) -> DetailsOf:
@@ -353,14 +360,22 @@ def _write(reports: Sequence[GraphReport], args: argparse.Namespace) -> None:
 
 def _shown(reports: Sequence[GraphReport]) -> GraphReport:
     """Return the graph that is told in full: the first with a finding, of those that have the node asked for."""
-    known = [one for one in reports if one.chosen is not None] or reports
-    return known[first_of([one.began for one in known])]
+    graphs = [one for one in reports if one.num_nodes]
+    known = [one for one in graphs if one.chosen is not None] or graphs
+    return known[first_of([one.began for one in known], [one.whole for one in known])]
 
 
 def _answer(reports: Sequence[GraphReport]) -> str:
     """Return the sentence on all graphs: that of the one in which it began, of several with its step and rank."""
+    said = _said(reports)
+    return placed(said.label, said.sentence) if len(reports) > 1 else said.sentence
+
+
+def _said(reports: Sequence[GraphReport]) -> GraphReport:
+    """Return the report whose sentence is the answer: that of the graph shown, unless only what has no graph is odd."""
     shown = _shown(reports)
-    return placed(shown.label, shown.sentence) if len(reports) > 1 else shown.sentence
+    lone = [one for one in reports if not one.num_nodes]
+    return lone[0] if lone and shown.began is None and shown.whole else shown
 
 
 def _documents(reports: Sequence[GraphReport]) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ def as_document(
         "model": tree.nodes[0].name,
         "structure": structure_digest(tree),
         "sentence": found.sentence,
+        "whole": found.whole,
         "nodes": {kind.name.lower(): kinds[kind] for kind in GraphKind},
         "verdicts": {verdict.name.lower(): verdicts[verdict] for verdict in NodeVerdict},
         **({"overflow": {one.name.lower(): levels[one] for one in OverflowLevel if one}} if overflow else {}),

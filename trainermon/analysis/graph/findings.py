@@ -20,7 +20,7 @@ from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.analysis.graph.tree import GraphKind, GraphNode, GraphTree, NodeSide, module_of
 from trainermon.analysis.graph.values import GraphValue, ValueUse
-from trainermon.dump.files.reader import read_stacks
+from trainermon.dump.files.reader import gap_notes, read_stacks
 
 if TYPE_CHECKING:
     from trainermon.analysis.diagnosis.origin import Origin
@@ -70,6 +70,7 @@ class GraphFindings(NamedTuple):
         verdicts: uint8 [n]: a `NodeVerdict` per node, of the node itself.
         errors: float64 [n]: largest relative difference of its results; NaN: none is known.
         nonfinite: bool [n]: whether the node gave (as a parameter: has) a value that is not finite.
+        whole: Whether all was judged, and nothing is known to be missing.
     """
 
     sentence: str
@@ -77,6 +78,7 @@ class GraphFindings(NamedTuple):
     verdicts: NDArray[np.uint8]
     errors: NDArray[np.float64]
     nonfinite: NDArray[np.bool_]
+    whole: bool = True
 
 
 def judge_alone(tree: GraphTree, *directories: Path) -> GraphFindings:
@@ -91,10 +93,12 @@ def judge_alone(tree: GraphTree, *directories: Path) -> GraphFindings:
     errors = np.full(len(tree.nodes), np.nan)
     origin, node, where = _first_origin(tree, directories) if nonfinite.any() else (None, None, "")
     if origin is None:
-        masked = int(nonfinite.sum())
-        nothing = all_finite(num_unread(tree)) if len(tree.nodes) > 1 else f"No call was dumped in {directories[0]}."
-        sentence = _harmless(masked) if masked else nothing
-        return GraphFindings(sentence, (), verdicts, errors, nonfinite)
+        is_cut, unread = bool(gap_notes(*directories)), num_unread(tree)
+        sentence = all_finite(unread, int(nonfinite.sum()), is_cut=is_cut)
+        if len(tree.nodes) == 1:
+            sentence = f"No call was dumped in {directories[0]}."
+        is_whole = not is_cut and not unread and len(tree.nodes) > 1
+        return GraphFindings(sentence, (), verdicts, errors, nonfinite, is_whole)
     verdicts[nonfinite] = NodeVerdict.WARNING
     if node is None:
         return GraphFindings(f"{_first(origin)}{where}.", (), verdicts, errors, nonfinite)
@@ -138,7 +142,7 @@ def judge_against(tree: GraphTree, comparison: Comparison) -> GraphFindings:
             found.append((cause[0], GraphFinding(place, cause[1])))
     found.sort(key=itemgetter(0))
     findings = tuple(finding for _, finding in found)
-    return GraphFindings(headline(comparison), findings, verdicts, errors, nonfinite_of(tree))
+    return GraphFindings(headline(comparison), findings, verdicts, errors, nonfinite_of(tree), comparison.is_whole)
 
 
 def worst_within(tree: GraphTree, verdicts: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -192,12 +196,18 @@ def nonfinite_of(tree: GraphTree) -> NDArray[np.bool_]:
     return nonfinite
 
 
-def all_finite(number: int) -> str:
-    """Return the answer of a dump without a value that is not finite, of which so many tensors have no statistics."""
-    if not number:
-        return "Everything is finite."
-    has = "one tensor has" if number == 1 else f"{number:,} tensors have"
-    return f"Everything that was read is finite; {has} no statistics."
+def all_finite(unread: int, masked: int = 0, *, is_cut: bool = False) -> str:
+    """Return the answer of a dump without a value that is not finite where it matters.
+
+    `unread` of its tensors have no statistics, `masked` calls gave what masks need; it may be cut off.
+    """
+    has = "one tensor has" if unread == 1 else f"{unread:,} tensors have"
+    rest = (f"; {has} no statistics" if unread else "") + ("; the dump is not whole" if is_cut else "")
+    if masked:
+        calls = f"{masked:,} calls give values that are" if masked > 1 else "One call gives a value that is"
+        read = "that were read " if rest else ""
+        return f"The model's output, parameters and gradients {read}are finite. {calls} not, as masks may be{rest}."
+    return f"Everything that was read is finite{rest}." if rest else "Everything is finite."
 
 
 def num_unread(tree: GraphTree) -> int:
@@ -250,8 +260,3 @@ def _first(origin: Origin) -> str:
     slot = origin.tensor.slot
     where = f"{origin.module}.{slot.partition('.')[2]}" if slot.startswith("parameters.") else origin.module
     return f"The first value that is not finite arose in {where} ({origin.phase.value}{micro_step})"
-
-
-def _harmless(count: int) -> str:
-    calls = f"{count:,} calls give values that are" if count > 1 else "One call gives a value that is"
-    return f"The model's output, parameters and gradients are finite. {calls} not, as masks may be."

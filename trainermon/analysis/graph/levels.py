@@ -94,7 +94,7 @@ def _other_levels(path: Path, golden: Path, options: CompareOptions) -> list[str
     """Return the levels that put together other ranks than those before them; of two that do the same, the further."""
     found: dict[tuple[tuple[Path, ...], ...], str] = {}
     for level, axes in LEVELS.items():
-        pairs = pairs_of(path, golden, dataclasses.replace(options, merged=axes))
+        pairs = pairs_of(path, golden, dataclasses.replace(options, merged=axes)).pairs
         parts = tuple(tuple(part.directory for part in pair.target.parts) for pair in pairs)
         if any(parts) and found.get(parts) != EACH:
             found[parts] = level

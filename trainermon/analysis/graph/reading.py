@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, pairs_of
 from trainermon.analysis.compare.items import DumpRows
 from trainermon.analysis.compare.merging.merge import read_sides, read_whole
-from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair
+from trainermon.analysis.compare.merging.places import DumpLocation, LonePlace, PlacePair, find_places, hollow_places
 from trainermon.analysis.compare.merging.splits import find_wholes
 from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.calls import read_calls
@@ -107,8 +107,7 @@ class GraphPlace(NamedTuple):
 
     def folders(self) -> list[Path]:
         """Return all folders, or the file, that it is read from."""
-        sides = [self.target, *([] if self.golden is None else [self.golden])]
-        return [part for side in sides for part in ([one.directory for one in side.parts] or [side.directory])]
+        return [*self.target.folders, *(() if self.golden is None else self.golden.folders)]
 
 
 def find_graphs(
@@ -135,11 +134,37 @@ def find_graphs(
     if golden is None:
         places = [GraphPlace(place) for place in find_wholes(path, sizes=options.target_sizes, merged=options.merged)]
     else:
-        places = [GraphPlace(*pair) for pair in pairs_of(path, golden, options)]
-    wanted = [one for one in places if step in (None, one.target.step) and rank in (None, one.target.rank)]
+        places = [GraphPlace(*pair) for pair in pairs_of(path, golden, options).pairs]
+    wanted = [one for one in places if _is_wanted(one.target, step, rank)]
     if not wanted:
         raise DumpError(f"{path} has no dump of that step and rank: expected one of {_names(places)}")
     return wanted
+
+
+def lone_graphs(
+    path: Path,
+    golden: Path | None = None,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    options: CompareOptions | None = None,
+) -> list[LonePlace]:
+    """Return what `find_graphs` leaves out of the same arguments: dumps of one side alone, ranks without a dump.
+
+    Raises:
+        DumpError: As `find_graphs`.
+    """
+    if path.name.endswith(SUFFIX):
+        return []
+    if golden is None:
+        lone = hollow_places(path, find_places(path))
+    else:
+        lone = pairs_of(path, golden, options or CompareOptions()).lone
+    return [one for one in lone if _is_wanted(one.place, step, rank)]
+
+
+def _is_wanted(place: DumpLocation, step: int | None, rank: int | None) -> bool:
+    return step in (None, place.step) and rank in (None, place.rank)
 
 
 def read_graph(
@@ -205,7 +230,7 @@ def _whole(place: DumpLocation, *, by_stack: bool) -> DumpGraph:
     tree, parts = number_nodes(root), tuple(part.directory for part in place.parts)
     found = judge_alone(tree, *parts)
     graph = DumpGraph(_label(place), place.directory, tree, found, None, place.step, place.rank, parts=parts)
-    return graph._replace(whole=rows, remarks=notes)
+    return graph._replace(whole=rows, remarks=(*gap_notes(*parts), *notes))
 
 
 def _against(pair: PlacePair, options: CompareOptions, *, by_stack: bool) -> DumpGraph:
@@ -243,7 +268,7 @@ def _partners(comparison: Comparison) -> dict[str, tuple[str, ...]]:
 
 
 def _label(place: DumpLocation) -> str:
-    return PlacePair(place, place).label or place.directory.name
+    return place.label or place.directory.name
 
 
 def _names(places: Sequence[GraphPlace]) -> str:

@@ -41,6 +41,7 @@ class GraphReport(NamedTuple):
         model: The class of the model.
         num_nodes: How many nodes it has.
         sentence: The answer in one line.
+        whole: Whether all was judged, and nothing is known to be missing.
         began: When its first finding ran; None: it has none.
         screen: What stands below the sentence: the tree as text.
         document: What `--json` prints of it; None: not asked for.
@@ -57,6 +58,7 @@ class GraphReport(NamedTuple):
     model: str
     num_nodes: int
     sentence: str
+    whole: bool
     began: Beginning | None
     screen: str
     document: Mapping[str, Any] | None = None
@@ -144,6 +146,7 @@ class ReportMaker:
             model=tree.nodes[0].name,
             num_nodes=len(tree.nodes),
             sentence=found.sentence,
+            whole=found.whole,
             began=began(graph),
             screen=self._screen(graph, [overlay_line(*one) for one in over.items()], node),
             chosen=chosen,

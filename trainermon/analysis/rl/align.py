@@ -55,7 +55,7 @@ class Alignment:
 
     def compare(self) -> Comparison:
         """Return where the two differ first, and which module is to blame."""
-        (pair,) = pairs_of(self.target, self.golden, self.options)
+        (pair,) = pairs_of(self.target, self.golden, self.options).pairs
         return compare_pair(pair, self.options, threads=num_cores())
 
 

@@ -18,10 +18,9 @@ from trainermon.core.errors import DumpError
 from trainermon.core.private_files import replace_file
 from trainermon.core.terminal.manners import note
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 
 SCHEMA = 1
-DIFFERENT = 3
-"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write one page that needs nothing else")
     add_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the screen, see docs/source.md")
-    parser.add_argument(
-        "--exit-code", action="store_true", help=f"end with status {DIFFERENT} if a line is at fault, instead of 0"
-    )
+    add_exit_code(parser, "a line is at fault", "not all could be judged")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the lines at fault, or all lines of a file; return 0, or `DIFFERENT` if that was asked for.
+    """Print the lines at fault, or all lines of a file; return the exit status.
 
     Raises:
         DumpError: There is no dump, it is damaged, or no call was made in the file that was asked for.
@@ -62,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         except OSError as error:
             raise DumpError(f"cannot write {args.output}: {error.strerror}; choose another file with -o") from error
         note(f"wrote {args.output}")
-    return DIFFERENT if args.exit_code and by_gravity(report.lines) else 0
+    return exit_status(args, found=bool(by_gravity(report.lines)), whole=report.whole)
 
 
 def as_document(report: SourceReport) -> dict[str, Any]:

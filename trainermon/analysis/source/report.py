@@ -11,7 +11,7 @@ from trainermon.analysis.compare.answer.summary import placed
 from trainermon.analysis.compare.comparison import CompareOptions
 from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
 from trainermon.analysis.graph.levels import began
-from trainermon.analysis.graph.reading import DumpGraph, read_graphs
+from trainermon.analysis.graph.reading import DumpGraph, lone_graphs, read_graphs
 from trainermon.analysis.source.lines import LineCalls, lines_of
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.sources import SourceFile, Sources, read_sources
@@ -40,6 +40,7 @@ class SourceReport(NamedTuple):
         texts: By file, the text of each line that was kept, by its number; with what stacks tell of the others.
         differences: Files whose code differs between the two sides; none without a golden dump.
         has_golden: Whether there was one.
+        whole: Whether all was judged, and nothing is known to be missing.
     """
 
     sentence: str
@@ -47,6 +48,7 @@ class SourceReport(NamedTuple):
     texts: Mapping[str, Mapping[int, str]]
     differences: tuple[CodeDifference, ...]
     has_golden: bool
+    whole: bool
 
     def file_named(self, name: str) -> str:
         """Return the path that ends in `name`, of those with calls.
@@ -86,8 +88,11 @@ def read_report(
     """
     seen = _Seen()
     lines = lines_of(seen.noting(read_graphs(path, golden, step=step, rank=rank, options=options)))
+    for lone in lone_graphs(path, golden, step=step, rank=rank, options=options):
+        seen.note(None, lone.place.label, f"Not judged: {lone.why}.", whole=False)
     return SourceReport(
         sentence=seen.sentence,
+        whole=seen.whole,
         lines=tuple(lines),
         texts=_texts(lines, seen.target),
         differences=tuple(differences(seen.target, seen.golden)),
@@ -100,18 +105,29 @@ class _Seen:
 
     def __init__(self) -> None:
         self._said: list[tuple[Beginning | None, str, str]] = []
+        self._whole: list[bool] = []
         self.target: dict[str, SourceFile] = {}
         self.golden: dict[str, SourceFile] = {}
 
     @property
     def sentence(self) -> str:
         """What is said of the graph in which it began first; of several with its step and rank."""
-        _, label, sentence = self._said[first_of([one[0] for one in self._said])]
+        _, label, sentence = self._said[first_of([one[0] for one in self._said], self._whole)]
         return placed(label, sentence) if len(self._said) > 1 else sentence
+
+    @property
+    def whole(self) -> bool:
+        """Whether all was judged, and nothing is known to be missing."""
+        return all(self._whole)
+
+    def note(self, beginning: Beginning | None, label: str, sentence: str, *, whole: bool) -> None:
+        """Keep what is said of one dump."""
+        self._said.append((beginning, label, sentence))
+        self._whole.append(whole)
 
     def noting(self, graphs: Iterable[DumpGraph]) -> Iterator[DumpGraph]:
         for graph in graphs:
-            self._said.append((began(graph), graph.label, graph.found.sentence))
+            self.note(began(graph), graph.label, graph.found.sentence, whole=graph.found.whole)
             for sources in graph.sources():
                 _add_files(self.target, sources)
             if graph.comparison is not None:

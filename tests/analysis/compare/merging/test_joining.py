@@ -109,7 +109,7 @@ def rules(folder, target, golden, **more):
 
 
 def compared(target, golden, mappings):
-    (pair,) = pairs_of(target, golden, CompareOptions())
+    (pair,) = pairs_of(target, golden, CompareOptions()).pairs
     return compare_pair(pair, CompareOptions(mappings=mappings))
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_one_of_several_is_to_blame(dump, tmp_path):
 
 
 def test_joined_statistics_are_those_of_the_joined_tensor(dump, tmp_path):
-    (pair,) = pairs_of(dump("split", "tensor"), dump("fused", "tensor"), CompareOptions())
+    (pair,) = pairs_of(dump("split", "tensor"), dump("fused", "tensor"), CompareOptions()).pairs
     target, golden, _ = read_sides(pair.target, pair.golden)
 
     joined = join_sides(target, golden, rules(tmp_path, SPLIT, FUSED).joins).target

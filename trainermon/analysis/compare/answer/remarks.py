@@ -56,7 +56,7 @@ def without_blame(comparison: Comparison) -> str:
     agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_signs(comparison)}{_remark(comparison)}."
     if counts[NOT_COMPARED]:
         return f"{_not_compared(counts[NOT_COMPARED])}; of the others, {agreed}"
-    return f"The dumps agree: {agreed}"
+    return f"The dumps agree{' as far as they go' if comparison.gaps else ''}: {agreed}"
 
 
 def _not_compared(number: int) -> str:

@@ -24,6 +24,8 @@ from trainermon.analysis.compare.verdicts import (
     WARNING,
     CallResult,
     ResultRow,
+    all_compared,
+    differs,
 )
 from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.reader import split_key, stack_of
@@ -62,6 +64,7 @@ class ComparisonOutcome:
         began: When the first difference began; None: no call is to blame.
         files: The files that were written.
         notes: Those of the comparison.
+        gaps: What is known to be missing in the dumps.
         failure: Why the dumps could not be compared; "" if they were.
     """
 
@@ -80,12 +83,18 @@ class ComparisonOutcome:
     began: Beginning | None = None
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     failure: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row of both dumps was compared, and nothing is known to be missing in them."""
+        return not self.gaps and all_compared(self.rows)
 
     @property
     def differs(self) -> bool:
         """Whether a row is more than rounding apart."""
-        return bool(self.rows[ERROR] + self.rows[WARNING])
+        return differs(self.rows)
 
 
 def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> ComparisonOutcome:
@@ -109,6 +118,7 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Compariso
         began=began_of(comparison),
         files=files,
         notes=comparison.notes,
+        gaps=comparison.gaps,
     )
 
 
@@ -121,7 +131,7 @@ def began_of(comparison: Comparison) -> Beginning | None:
     return None if shown is None else beginning_of(comparison, shown, is_made=not cause.place)
 
 
-def failed(target: Path, golden: Path, label: str, failure: str) -> ComparisonOutcome:
+def failed(target: Path | str, golden: Path | str, label: str, failure: str) -> ComparisonOutcome:
     """Return the outcome of two dumps that could not be compared."""
     counts = dict.fromkeys(RESULTS, 0)
     return ComparisonOutcome(
@@ -158,8 +168,8 @@ def _lines(outcome: ComparisonOutcome) -> Iterator[str]:
 def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
     """Return the outcome to show first.
 
-    It is that in which the first difference began, else one that differs, else one that failed, else one with lone
-    rows.
+    It is that in which the first difference began, else one that differs, else one that failed, else one of which not
+    all was compared, else one that has no other to be compared with.
     """
     return _ranked(outcomes)[0]
 
@@ -179,7 +189,8 @@ def _ranked(outcomes: Sequence[ComparisonOutcome]) -> list[ComparisonOutcome]:
 
     def rank(one: ComparisonOutcome) -> tuple[object, ...]:
         began = (one.began is None, one.began or Beginning(0, 0, False, 0, 0))  # noqa: FBT003
-        return (*began, not one.blamed, not one.differs, not one.failure, not one.rows[UNMATCHED])
+        is_lone = not (one.target and one.golden)
+        return (*began, not one.blamed, not one.differs, not one.failure or is_lone, one.whole or is_lone, one.whole)
 
     return sorted(outcomes, key=rank)
 
@@ -391,11 +402,7 @@ def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:
     is_gap = any(one.rows[NOT_COMPARED] for one in outcomes)
     more = f"{NOT_COMPARED:>14}" if is_gap else ""
     yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}{more}  first to blame"
-    told = [
-        one
-        for one in outcomes
-        if one.differs or one.failure or one.rows[UNMATCHED] or one.rows[NOT_COMPARED] or not one.rows[PASS]
-    ]
+    told = [one for one in outcomes if one.differs or not one.whole or not one.rows[PASS]]
     for one in told[:_MAX_DUMPS]:
         rows = one.rows
         first = one.blamed[0][0] if one.blamed else "not compared" if one.failure else "–"
@@ -416,8 +423,8 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def details_of(outcome: ComparisonOutcome) -> Iterator[tuple[str, str]]:
     """Yield what there is to say below the headline, a line each: what it is about, and the text."""
-    yield "target", outcome.target
-    yield "golden", outcome.golden
+    yield "target", outcome.target or "none"
+    yield "golden", outcome.golden or "none"
     yield "mode", f"{outcome.mode}{f', {outcome.label}' if outcome.label else ''}"
     if outcome.differs and outcome.mode in SIZES:
         yield "differs", f"by {SIZES[Mode(outcome.mode)]}"

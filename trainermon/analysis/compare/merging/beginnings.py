@@ -38,14 +38,18 @@ class Beginning(NamedTuple):
     is_made: bool = False
 
 
-def first_of(beginnings: Sequence[Beginning | None]) -> int:
-    """Return the place of the dump whose first difference began first; of none that has one (None), the first dump.
+def first_of(beginnings: Sequence[Beginning | None], whole: Sequence[bool] = ()) -> int:
+    """Return the place of the dump whose first difference began first.
+
+    Where none has one (None), that of the first that was not read as a `whole`; else of the first.
 
     Forwards come before backwards, and run from the first pipeline stage to the last; on one stage ranks run the same
     calls.
     """
     wrong = [(beginning, place) for place, beginning in enumerate(beginnings) if beginning is not None]
-    return min(wrong)[1] if wrong else 0
+    if wrong:
+        return min(wrong)[1]
+    return whole.index(False) if False in whole else 0
 
 
 def axes_at(*folders: Path) -> dict[str, tuple[int, int]]:

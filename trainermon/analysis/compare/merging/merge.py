@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, DumpRows, read_rows
 from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, Sources, merge_row, scaled
@@ -26,7 +25,6 @@ from trainermon.analysis.compare.merging.ranks import (
 )
 from trainermon.analysis.compare.merging.references import SharedReferences
 from trainermon.analysis.compare.merging.splits import MERGED
-from trainermon.dump.files.reader import gap_notes
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, RankLayout
 
 
@@ -39,9 +37,8 @@ def read_sides(target: DumpLocation, golden: DumpLocation) -> tuple[DumpRows, Du
     Raises:
         DumpError: a dump is damaged.
     """
-    gaps = gap_notes(*_folders(target), *_folders(golden))
     if not target.parts and not golden.parts:
-        return read_rows(target.directory), read_rows(golden.directory), gaps
+        return read_rows(target.directory), read_rows(golden.directory), ()
     ours, theirs = read_side(target), read_side(golden)
     own = own_functions(ours) | own_functions(theirs)
     (ours, our_rows), (theirs, their_rows) = without_functions(ours, own), without_functions(theirs, own)
@@ -49,7 +46,7 @@ def read_sides(target: DumpLocation, golden: DumpLocation) -> tuple[DumpRows, Du
     mergers[0].counts.own, mergers[1].counts.own = our_rows, their_rows
     rows = mergers[0].rows(), mergers[1].rows()
     notes = [*_notes(ours, mergers[0].counts), *_notes(theirs, mergers[1].counts)]
-    return *rows, (*gaps, *notes)
+    return *rows, tuple(notes)
 
 
 def read_whole(place: DumpLocation) -> tuple[DumpRows, tuple[str, ...]]:
@@ -63,11 +60,7 @@ def read_whole(place: DumpLocation) -> tuple[DumpRows, tuple[str, ...]]:
     """
     side = read_side(place)
     merger = _AxisMerger(side, side)
-    return merger.rows(), (*gap_notes(*_folders(place)), *_notes(side, merger.counts))
-
-
-def _folders(place: DumpLocation) -> tuple[Path, ...]:
-    return tuple(part.directory for part in place.parts) or (place.directory,)
+    return merger.rows(), tuple(_notes(side, merger.counts))
 
 
 class _AxisMerger:

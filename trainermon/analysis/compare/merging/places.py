@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER
 logger = logging.getLogger("trainermon")
 
 _PART = re.compile(r"(attempt|step|rank|proc)(\d+)")
+_RANK = re.compile(r"(rank|proc)\d+")
 _DEEPEST = 8
 
 
@@ -46,6 +48,17 @@ class DumpLocation(NamedTuple):
     attempt: int = 0
     parts: tuple[DumpShard, ...] = ()
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders of the dump, or of all its parts."""
+        return tuple(part.directory for part in self.parts) or (self.directory,)
+
+    @property
+    def label(self) -> str:
+        """Step and rank as text, `step3 rank1`, as far as they are known."""
+        numbers = (("step", self.step), ("rank", self.rank))
+        return " ".join(f"{word}{value}" for word, value in numbers if value is not None)
+
 
 class PlacePair(NamedTuple):
     """Two dumps that are to be compared: the target, in question, and the golden one, taken to be right."""
@@ -55,9 +68,36 @@ class PlacePair(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Step and rank of the pair as text, `step3 rank1`, as far as they are known."""
-        step, rank = self.target.step, self.target.rank
-        return " ".join(f"{word}{value}" for word, value in (("step", step), ("rank", rank)) if value is not None)
+        """Step and rank of the target as text, `step3 rank1`, as far as they are known."""
+        return self.target.label
+
+
+class LonePlace(NamedTuple):
+    """A dump that is not compared, as the other side has none to hold it against.
+
+    Attributes:
+        place: Where it is, or should be.
+        target: Its folder on the target's side; "": there is none.
+        golden: Likewise, on the golden side.
+        why: Why it is not compared.
+    """
+
+    place: DumpLocation
+    target: str
+    golden: str
+    why: str
+
+
+class PairedPlaces(NamedTuple):
+    """The dumps of two sides.
+
+    Attributes:
+        pairs: Those that are compared.
+        lone: Those that are not.
+    """
+
+    pairs: list[PlacePair]
+    lone: list[LonePlace]
 
 
 def find_places(path: Path) -> list[DumpLocation]:
@@ -72,11 +112,20 @@ def find_places(path: Path) -> list[DumpLocation]:
     if path.is_file() or _holds_dump(path):
         folder = path.parent if path.is_file() else path
         return [_place(folder, folder)]
-    found = sorted((_place(folder, path) for folder in _folders(path)), key=_recency)
+    found = sorted((_place(folder, path) for folder, holds in _folders(path) if holds), key=_recency)
     if not found:
         raise DumpError(f"{path} holds no dump: expected {DUMP_FILE} in it, or step*/rank*/{DUMP_FILE} below it")
     newest = {(place.step, place.rank, _unnamed(place)): place for place in found}
     return sorted(newest.values(), key=lambda place: (place.step or 0, place.rank or 0))
+
+
+def hollow_places(path: Path, places: Sequence[DumpLocation]) -> list[LonePlace]:
+    """Return the folders `step*/rank*` below `path` that hold no dump, of a step and rank that none of `places` is."""
+    path = Path(path)
+    known = {(place.step, place.rank) for place in places}
+    named = (_place(folder, path) for folder, holds in _folders(path) if not holds and _RANK.fullmatch(folder.name))
+    hollow = [place for place in named if place.step is not None and (place.step, place.rank) not in known]
+    return [LonePlace(place, "", "", f"{place.directory} holds no dump") for place in hollow]
 
 
 def pair_places(targets: list[DumpLocation], goldens: list[DumpLocation]) -> list[PlacePair]:
@@ -100,11 +149,29 @@ def pair_places(targets: list[DumpLocation], goldens: list[DumpLocation]) -> lis
             f"no dump of the target ({_names(targets)}) belongs to one of the golden side ({_names(goldens)}): "
             "steps and ranks must agree, or name two dumps"
         )
-    paired = {id(place) for pair in pairs for place in pair}
-    for side, places in (("target", targets), ("golden side", goldens)):
-        if left := [place for place in places if id(place) not in paired]:
+    for side, left in zip(("target", "golden side"), _unpaired(pairs, targets, goldens), strict=True):
+        if left:
             logger.warning("not compared, on the %s only: %s", side, _names(left))
     return pairs
+
+
+def lone_places(
+    pairs: Sequence[PlacePair], targets: Sequence[DumpLocation], goldens: Sequence[DumpLocation]
+) -> list[LonePlace]:
+    """Return the dumps of both sides that are in none of `pairs`, those of the target first."""
+    ours, theirs = _unpaired(pairs, targets, goldens)
+    return [
+        *(LonePlace(place, str(place.directory), "", "on the target's side only") for place in ours),
+        *(LonePlace(place, "", str(place.directory), "on the golden side only") for place in theirs),
+    ]
+
+
+def _unpaired(
+    pairs: Sequence[PlacePair], targets: Sequence[DumpLocation], goldens: Sequence[DumpLocation]
+) -> tuple[list[DumpLocation], list[DumpLocation]]:
+    paired = {id(place) for pair in pairs for place in pair}
+    ours, theirs = ([place for place in places if id(place) not in paired] for places in (targets, goldens))
+    return ours, theirs
 
 
 def _key(place: DumpLocation, *, same_step: bool, same_rank: bool) -> tuple[int | None, int | None]:
@@ -112,18 +179,19 @@ def _key(place: DumpLocation, *, same_step: bool, same_rank: bool) -> tuple[int 
 
 
 def _names(places: list[DumpLocation]) -> str:
-    names = [PlacePair(place, place).label or str(place.directory) for place in places[:4]]
-    return ", ".join(names) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+    return ", ".join(map(_name, places[:4])) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
 
 
-def _folders(path: Path) -> list[Path]:
-    found = []
+def _name(place: DumpLocation) -> str:
+    return place.label or str(place.directory)
+
+
+def _folders(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders below `path`, and whether each holds a dump."""
     for folder, below, files in os.walk(path):
-        if DUMP_FILE in files or PARTIAL_FILE in files:
-            found.append(Path(folder))
+        yield Path(folder), DUMP_FILE in files or PARTIAL_FILE in files
         deep = len(Path(folder).relative_to(path).parts) >= _DEEPEST
         below[:] = [] if deep else sorted(name for name in below if name != TENSOR_FOLDER)
-    return found
 
 
 def _holds_dump(folder: Path) -> bool:

@@ -14,7 +14,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainermon.analysis.compare.merging.places import DumpLocation, DumpShard, PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.places import (
+    DumpLocation,
+    DumpShard,
+    PairedPlaces,
+    find_places,
+    hollow_places,
+    lone_places,
+    pair_places,
+)
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.dump.files.reader import load_partial, read_layout
 from trainermon.dump.files.records import INFO_FILE, PARTIAL_FILE, RankLayout
@@ -45,8 +53,8 @@ def find_pairs(
     target_sizes: Mapping[str, int] | None = None,
     golden_sizes: Mapping[str, int] | None = None,
     merged: Collection[str] = (),
-) -> list[PlacePair]:
-    """Return which dumps below the folder `target` are compared with which below `golden`.
+) -> PairedPlaces:
+    """Return which dumps below the folder `target` are compared with which below `golden`, and which with none.
 
     Dumps of ranks that hold parts of one model count as one; see `bring_together` for the sizes, and `merged`.
 
@@ -55,7 +63,12 @@ def find_pairs(
     """
     sides = find_places(target), find_places(golden)
     whole = bring_together(*sides, target_sizes=target_sizes, golden_sizes=golden_sizes, merged=merged)
-    return pair_places(*whole)
+    pairs = pair_places(*whole)
+    lone = lone_places(pairs, *whole)
+    for path, places in zip((target, golden), sides, strict=True):
+        known = {one.place.label for one in lone}
+        lone += [one for one in hollow_places(path, places) if one.place.label not in known]
+    return PairedPlaces(pairs, lone)
 
 
 def find_wholes(path: Path, *, sizes: Mapping[str, int], merged: Collection[str]) -> list[DumpLocation]:

@@ -115,6 +115,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             "mode": comparison.mode.value,
             "headline": headline(comparison),
             "notes": list(comparison.notes),
+            "whole": comparison.is_whole,
             "rows": {result: counts[result] for result in RESULTS},
             "calls": {result: calls[result] for result in RESULTS},
             "blamed": [one.call.key for one in causes],

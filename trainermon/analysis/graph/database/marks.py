@@ -82,7 +82,9 @@ def find_marked(tree: GraphTree, marks: Mapping[str, CallMarks]) -> GraphFinding
         f"{_counted(len(wrong[NodeVerdict.ERROR]), 'error')} and {_counted(len(wrong[NodeVerdict.WARNING]), 'warning')}"
     )
     if first is None:
-        return GraphFindings("For msprobe all calls pass.", (), verdicts, errors, nonfinite_of(tree))
+        lone = sum(verdicts[place] == NodeVerdict.UNMATCHED for place in calls)
+        but = f", but {lone:,} are on one side only" if lone else ""
+        return GraphFindings(f"For msprobe all calls pass{but}.", (), verdicts, errors, nonfinite_of(tree), not lone)
     key = _key(tree, first)
     findings = (GraphFinding(first, marks[key].message),) if wrong[NodeVerdict.ERROR] else ()
     return GraphFindings(
@@ -100,10 +102,10 @@ def find_nonfinite(tree: GraphTree) -> GraphFindings:
     verdicts = np.zeros(len(tree.nodes), np.uint8)
     counts = [at for at in np.flatnonzero(nonfinite).tolist() if _counts(tree, at)]
     if not counts:
-        number = int(nonfinite.sum())
+        number, unread = int(nonfinite.sum()), num_unread(tree)
         masked = f"{number:,} calls give values that are not finite, as masks may be."
-        sentence = masked if number else all_finite(num_unread(tree))
-        return GraphFindings(sentence, (), verdicts, errors, nonfinite)
+        sentence = masked if number else all_finite(unread)
+        return GraphFindings(sentence, (), verdicts, errors, nonfinite, not unread)
     verdicts[nonfinite] = NodeVerdict.WARNING
     critical = np.flatnonzero(overflow_levels(tree) == OverflowLevel.CRITICAL).tolist()
     first = innermost(tree, critical or counts)
