@@ -61,8 +61,11 @@ def read_criterion(node: DocumentNode) -> Criterion:
 def _nonfinite(when: DocumentNode) -> NonFinite:
     if when.raw("nonfinite") is True:
         return NonFinite()
-    node = when.child("nonfinite", ("allow_initial_inf",))
-    return NonFinite(allow_initial_inf=node.flag("allow_initial_inf", default=False))
+    node = when.child("nonfinite", ("allow_initial_inf", "allow_initial"))
+    return NonFinite(
+        allow_initial_inf=node.flag("allow_initial_inf", default=False),
+        allow_initial=node.flag("allow_initial", default=False),
+    )
 
 
 def _limits(node: DocumentNode) -> tuple[float | None, float | None]:

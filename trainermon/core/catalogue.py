@@ -133,8 +133,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.COMM: "Collectives: how many, how far, what is in flight; when asked, their operands and waiting times.",
         Kind.CHECKSUM: "Checksums of parameters that several ranks hold copies of, at entry of the optimizer step: the "
         "low 32 bits as `min`, 2^32 plus the high 32 bits as `max`.",
-        Kind.BUFFER: "Buffers that are saved with the model and that several ranks hold copies of, as statistics of a "
-        "norm, when the first forward of the step begins.",
+        Kind.BUFFER: "Buffers that are saved with the model, as statistics of a norm, when the first forward of a "
+        "step begins.",
         Kind.FEATURE: "Model-specific features, such as attention logits or the load of experts.",
         Kind.STEP: "Numbers of the step: duration, norm, clipping, loss scale, learning rate, what the script records.",
     }

@@ -90,35 +90,41 @@ class ConditionWatcher:
 class NonFiniteWatcher(ConditionWatcher):
     """Finds series with an element that is NaN or infinite; the score is the share of such elements."""
 
-    _UNSEEN, _FINITE, _INFINITE = 0, 1, 2
+    _UNSEEN, _SEEN, _INFS, _NANS = 0, 1, 2, 4
 
     def __init__(self, condition: NonFinite) -> None:
-        self._allow_initial_inf = condition.allow_initial_inf
+        self._allows_inf = condition.allow_initial_inf or condition.allow_initial
+        self._allows_nan = condition.allow_initial
         self._first = np.zeros(0, np.uint8)
 
     def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._first = grown(self._first, size, self._UNSEEN)
 
     def reset(self, slots: Slots = slice(None)) -> None:  # noqa: D102
-        self._first[slots] = self._UNSEEN
+        if not self._allows_nan:  # a NaN that a checkpoint brings back was not there at first
+            self._first[slots] = self._UNSEEN
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
-        infs = moments[INFS]
-        if self._allow_initial_inf:
-            infs = np.where(self._classify(slots, moments) == self._INFINITE, 0.0, infs)
-        count = moments[NANS] + infs
+        nans, infs = moments[NANS], moments[INFS]
+        if self._allows_inf:
+            first = self._at_first(slots, nans, infs)
+            nans, infs = np.where(first & self._NANS, 0.0, nans), np.where(first & self._INFS, 0.0, infs)
+        count = nans + infs
         bad = count > 0
         return ConditionVerdict(count, count / moments[COUNT], bad, ~bad)
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         return np.zeros(len(slots))
 
-    def _classify(self, slots: Slots, moments: Array) -> NDArray[np.uint8]:
+    def _at_first(self, slots: Slots, nans: Array, infs: Array) -> NDArray[np.uint8]:
+        """Return by series what it held when first seen, and may hold since."""
         first = self._first[slots]
         unseen = first == self._UNSEEN
         if np.count_nonzero(unseen):
-            infinite = (moments[INFS] > 0) & (moments[NANS] == 0)
-            first = np.where(unseen, np.where(infinite, self._INFINITE, self._FINITE), first).astype(np.uint8)
+            held = self._INFS * ((infs > 0) & (self._allows_nan | (nans == 0))) + self._NANS * (
+                self._allows_nan & (nans > 0)
+            )
+            first = np.where(unseen, self._SEEN | held, first).astype(np.uint8)
             self._first[slots] = first
         return first
 

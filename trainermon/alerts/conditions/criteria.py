@@ -30,9 +30,12 @@ class NonFinite:
     Attributes:
         allow_initial_inf: Infinite elements do not count in a series that had some, but no NaN, when it was first seen:
             attention masks hold -inf by design.
+        allow_initial: What a series held when the run first showed it does not count, be it NaN or infinities: buffers
+            may begin with either, as a running maximum or a mark for what is not known yet.
     """
 
     allow_initial_inf: bool = False
+    allow_initial: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

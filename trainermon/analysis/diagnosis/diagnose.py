@@ -22,7 +22,7 @@ from trainermon.analysis.diagnosis.across import (
 )
 from trainermon.analysis.diagnosis.classify import OUTSIDE_REPLAY, absent_of, classified, suspects_device
 from trainermon.analysis.diagnosis.cut_off import followed_to_forward
-from trainermon.analysis.diagnosis.evidence import SURE_KINDS, NonfiniteRow, RankDump, StepEvidence, gather
+from trainermon.analysis.diagnosis.evidence import SURE_KINDS, RankDump, StepEvidence, gather
 from trainermon.analysis.diagnosis.findings import (
     BadParameter,
     BadTensor,
@@ -378,7 +378,7 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         rank=place.rank,
         module=place.module,
         phase=place.phase,
-        tensor=None if place.row is None else _row_tensor(place.row),
+        tensor=place.tensor,
         ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}, handed_on),
         consequences=_consequences(evidence, set() if place.rank is None else {place.rank}, place.phase),
         dump=next((entry.path for entry in started if entry.rank == place.rank), None),
@@ -388,6 +388,8 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
 def _what_of(place: StoredPlace, absent: str, *, is_transient: bool) -> str:
     """Return the headline of what is in no replay, up to the step; `absent` is what no replay contains."""
     what = f"{_WHAT[place.phase] if place.module else 'A non-finite value appeared'} {place.module}".rstrip()
+    if place.row is not None and place.row.kind == Kind.BUFFER:
+        what = f"A buffer was not finite in {place.module}"
     if is_transient:
         what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
     elif absent:
@@ -414,7 +416,7 @@ def _not_in_model(
         rank=place.rank,
         module=place.module,
         phase=place.phase,
-        tensor=None if place.row is None else _row_tensor(place.row),
+        tensor=place.tensor,
         ranks=_ranks(evidence, bad),
         consequences=_consequences(evidence, bad, place.phase),
         dump=next((entry.path for entry in started if entry.rank == place.rank), None),
@@ -425,18 +427,6 @@ _AFTER_BACKWARD = {
     FaultPhase.REDUCTION: "The reduction made a non-finite gradient",
     FaultPhase.BEFORE_STEP: "Between backward and optimizer step something spoilt a gradient",
 }
-
-
-def _row_tensor(row: NonfiniteRow) -> BadTensor:
-    finite = row.count > row.nans + row.infs
-    return BadTensor(
-        slot=row.slot or row.kind,
-        count=row.count,
-        nans=row.nans,
-        infs=row.infs,
-        max=row.max if finite else None,
-        min=row.min if finite else None,
-    )
 
 
 def _nothing(evidence: StepEvidence) -> Diagnosis:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainermon.analysis.compare.merging.places import find_places
 from trainermon.analysis.diagnosis.domains import in_pipelines, read_places
 from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order, read_flows
+from trainermon.analysis.diagnosis.rows.spoilt_buffers import SPOILT_BUFFERS, buffer_notes
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.errors import DumpError, StoreError
 from trainermon.core.values import Kind
@@ -111,7 +112,7 @@ class StepEvidence:
         step: The step; None: none is bad.
         attempt: The start of the job.
         dumps: The dumps of the step, one per rank that has one.
-        rows: The stored rows of the step with non-finite elements, masks left out.
+        rows: The stored rows of the step with non-finite elements, without masks and buffers that began so.
         rows_before: Those of the stored step before it.
         updates_before: By rank, what its optimizer had to work with on that step.
         kinds: Which kinds of rows were stored at all.
@@ -298,7 +299,8 @@ def _stored_bad(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, int]]:
     kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS)
     query = f"""
         SELECT attempt, min(step) FROM stats
-        WHERE nans + infs > 0 AND (kind IN ({kinds}) OR slot = '{GRADIENT_AT_STEP}') GROUP BY attempt
+        WHERE nans + infs > 0 AND (kind IN ({kinds}) OR slot = '{GRADIENT_AT_STEP}'
+            OR (attempt, step, rank, kind, name, slot) IN ({SPOILT_BUFFERS})) GROUP BY attempt
     """  # noqa: S608  # our own names
     return connection.execute(query).fetchall()
 
@@ -351,9 +353,10 @@ def _with_store(evidence: StepEvidence, connection: duckdb.DuckDBPyConnection, a
     kinds = "SELECT DISTINCT kind FROM all_stats WHERE attempt = ? AND step = ?"
     ranks = column("SELECT DISTINCT rank FROM all_stats WHERE attempt = ? AND step = ? ORDER BY rank", attempt, step)
     alerts = "SELECT DISTINCT message FROM alerts WHERE attempt = ? AND first_step = ? AND state = 'firing' ORDER BY 1"
+    rows = _rows(connection, attempt, step)
     return dataclasses.replace(
         evidence,
-        rows=_rows(connection, attempt, step),
+        rows=rows,
         rows_before=_rows(connection, attempt, before),
         updates_before=_updates(connection, attempt, before),
         modules=in_execution_order(
@@ -367,6 +370,7 @@ def _with_store(evidence: StepEvidence, connection: duckdb.DuckDBPyConnection, a
         bad_since=_bad_since(connection, attempt, step),
         ranks=tuple(ranks),
         alerts=tuple(map(str, column(alerts, attempt, step))),
+        notes=(*evidence.notes, *([] if rows else buffer_notes(connection, attempt))),
     )
 
 
@@ -389,6 +393,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> 
     query = f"""
         SELECT {", ".join(field.name for field in dataclasses.fields(NonfiniteRow))} FROM all_stats
         WHERE attempt = ? AND step = ? AND nans + infs > 0 AND kind <> '{Kind.STEP}'
+            AND (kind <> '{Kind.BUFFER}' OR (attempt, step, rank, kind, name, slot) IN ({SPOILT_BUFFERS}))
         ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
     """  # noqa: S608  # our own column names
     rows = (NonfiniteRow(*row) for row in connection.execute(query, [attempt, step]).fetchall())

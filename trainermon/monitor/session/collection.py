@@ -85,7 +85,10 @@ class TapCollection:
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
         self._states = StateTaps(training, indices, collector)
-        self._checksums = self._buffers = None
+        self._buffers = BufferTaps(
+            training, collector, interval_steps=config.checksum_interval, step_interval=config.step_interval
+        )
+        self._checksums = None
         if config.checksum_interval and training.holds_replicas:
             self._checksums = ChecksumTaps(
                 training,
@@ -93,9 +96,6 @@ class TapCollection:
                 collector,
                 interval_steps=config.checksum_interval,
                 step_interval=config.step_interval,
-            )
-            self._buffers = BufferTaps(
-                training, collector, interval_steps=config.checksum_interval, step_interval=config.step_interval
             )
         self._values = StepValues(training, collector)
         self._signs = None if config.gradient_signs.level is None else context.signs(config.gradient_signs)
@@ -158,8 +158,7 @@ class TapCollection:
 
     def forward_begins(self, step: int) -> None:
         """Read the buffers that the first forward of a step is about to use."""
-        if self._buffers is not None:
-            self._buffers.forward_begins(step)
+        self._buffers.forward_begins(step)
 
     def forward_ended(self) -> None:
         """Release the activations that were read last."""

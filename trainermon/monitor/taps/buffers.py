@@ -1,4 +1,4 @@
-"""Statistics of the buffers that are saved with the model, as its copies on several ranks hold them."""
+"""Statistics of the buffers that are saved with the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class BufferTaps:
     """Reads buffers when the first forward of a step begins, behind what a wrapper has broadcast for it.
 
     Only what is saved with the model: what a module makes anew, as a cache or a mask, may differ. Of floating point,
-    whole, up to a million elements each. One read on the first step, and on the first in each `interval_steps`.
+    whole, up to a million elements each. One read on the first step, and on the first in each `interval_steps`. Those
+    that ranks should hold copies of are marked as such.
 
     Args:
         training: Whose model.
@@ -29,7 +30,8 @@ class BufferTaps:
     """
 
     def __init__(self, training: Training, collector: Collector, *, interval_steps: int, step_interval: int) -> None:
-        self._is_copied = any("dp" in parameter.placement.replicated_over for parameter in training.parameters)
+        is_copied = any("dp" in parameter.placement.replicated_over for parameter in training.parameters)
+        self._replicated_over = ("dp",) if is_copied and training.holds_replicas else ()
         self._roots = training.roots[:1]  # a wrapper of another virtual stage has broadcast nothing yet
         self._collector = collector
         self._interval_steps = interval_steps
@@ -38,7 +40,7 @@ class BufferTaps:
 
     def forward_begins(self, step: int) -> None:
         """Read the buffers, if they are due on `step` and this is its first forward."""
-        if not self._is_copied or not self._interval_steps or step == self._last:
+        if not self._interval_steps or step == self._last:
             return
         if self._last >= 0 and step % self._interval_steps >= self._step_interval:
             return
@@ -47,21 +49,22 @@ class BufferTaps:
         tensors: list[Tensor] = []
         for name, buffer in _saved_buffers(self._roots):
             placement = Placement(
-                dtype=str(buffer.dtype).removeprefix("torch."), shape=tuple(buffer.shape), replicated_over=("dp",)
+                dtype=str(buffer.dtype).removeprefix("torch."),
+                shape=tuple(buffer.shape),
+                replicated_over=() if _BY_DESIGN in name.rpartition(".")[0] else self._replicated_over,
             )
             series.append(self._collector.table.id_of(SeriesKey(Kind.BUFFER, name), placement))
             tensors.append(buffer.detach())
         if series:
             self._collector.take(series, tensors)
         else:
-            self._is_copied = False  # not looked for again
+            self._interval_steps = 0  # not looked for again
 
 
 def _saved_buffers(roots: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
     for path, module in ((path, module) for root in roots for path, module in root.named_modules()):
         for name, buffer in module._buffers.items():
-            is_saved = buffer is not None and name not in module._non_persistent_buffers_set
-            if is_saved and _BY_DESIGN not in path and _is_readable(buffer):
+            if name not in module._non_persistent_buffers_set and _is_readable(buffer):
                 yield plain_name(f"{path}.{name}" if path else name), buffer
 
 

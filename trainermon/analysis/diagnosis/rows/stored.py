@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trainermon.analysis.diagnosis.evidence import WEIGHT_KINDS, NonfiniteRow, StepEvidence
-from trainermon.analysis.diagnosis.findings import FaultPhase
+from trainermon.analysis.diagnosis.findings import BadTensor, FaultPhase
 from trainermon.analysis.diagnosis.origin import LOSS
 from trainermon.analysis.diagnosis.rows.location import senders
 from trainermon.analysis.diagnosis.wording import counted, rank_list
@@ -31,6 +31,22 @@ class StoredPlace(NamedTuple):
     phase: FaultPhase
     row: NonfiniteRow | None
     reason: str
+
+    @property
+    def tensor(self) -> BadTensor | None:
+        """The tensor of the row as a diagnosis shows it; None without a row."""
+        row = self.row
+        if row is None:
+            return None
+        is_partly_finite = row.count > row.nans + row.infs
+        return BadTensor(
+            slot=row.slot or row.kind,
+            count=row.count,
+            nans=row.nans,
+            infs=row.infs,
+            max=row.max if is_partly_finite else None,
+            min=row.min if is_partly_finite else None,
+        )
 
 
 def locate_in_rows(evidence: StepEvidence, suspect: int | None = None) -> StoredPlace:
@@ -56,7 +72,7 @@ def locate_in_rows(evidence: StepEvidence, suspect: int | None = None) -> Stored
     rank = senders(evidence.rows, ranks)[0]
     others = _others([other for other in ranks if other != rank])
     rows = [row for row in local if row.rank == rank]
-    for locate in (_by_parameter, _by_activation):
+    for locate in (_by_parameter, _by_buffer, _by_activation):
         place = locate(rows, order)
         if place is not None:
             return place._replace(reason=place.reason + others)
@@ -73,7 +89,7 @@ def _others(ranks: Sequence[int]) -> str:
 
 
 _GRADIENTS = (Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED)
-_LOCAL_KINDS = (*WEIGHT_KINDS, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
+_LOCAL_KINDS = (*WEIGHT_KINDS, Kind.BUFFER, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
 
 
 def _only_reduced(evidence: StepEvidence) -> StoredPlace:
@@ -205,6 +221,22 @@ def _by_parameter(rows: Sequence[NonfiniteRow], order: dict[str, int]) -> Stored
     return StoredPlace(
         row.rank, _owner(row.name), FaultPhase.PARAMETER, row, f"parameter {row.name} was not finite before the step"
     )
+
+
+def _by_buffer(rows: Sequence[NonfiniteRow], order: dict[str, int]) -> StoredPlace | None:
+    """Return the first bad buffer, unless the forward of another module is known to have gone wrong."""
+    found = [row for row in rows if row.kind == Kind.BUFFER]
+    forward = _by_activation(rows, order)
+    if not found or (forward is not None and forward.module not in {_owner(row.name) for row in found}):
+        return None
+    row = min(found, key=lambda row: _place(_owner(row.name), order))
+    names = {other.name for other in found}
+    others = f" and {counted(len(names) - 1, 'other')}" if len(names) > 1 else ""
+    reason = (
+        f"the buffer {row.name}{others} held NaN or Inf when the forward of step {row.step} began, and did not when"
+        " buffers were read before: a forward in between put it there"
+    )
+    return StoredPlace(row.rank, _owner(row.name), FaultPhase.PARAMETER, row, reason)
 
 
 def _by_activation(rows: Sequence[NonfiniteRow], order: dict[str, int]) -> StoredPlace | None:
