@@ -297,6 +297,11 @@ class TestData:
         verdict = OwnData({}).judge(step_of({Kind.GRAD_UNREDUCED: [own[0], own[1], own[0]]}))
         assert verdict.broken.all(axis=1).tolist() == [True, False, True]
 
+    def test_of_ranks_that_no_framework_joins_nothing_is_said(self) -> None:
+        (own,) = gradients(1, num_ranks=1, size=8)
+        alone = Placement(dtype="float32", shape=(8,))
+        assert not OwnData({}).judge(step_of({Kind.GRAD_UNREDUCED: [own, own]}, placement=alone)).judged.any()
+
     def test_zeros_are_not_data(self) -> None:
         nothing = [np.zeros(8)] * 3
         assert not OwnData({}).judge(step_of({Kind.GRAD_UNREDUCED: [nothing, nothing]})).broken.any()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.alerts.laws import reduced_by_hand
 from tests.alerts.laws.training import STEPS, WRONG_FROM
 from tests.journal_rows import only_spool
 from tests.ranks import run_ranks
@@ -23,6 +24,7 @@ from trainermon.exporters.store.store import SegmentWriter
 
 MEGATRON, MEGATRON_STEPS = Path(__file__).with_name("megatron_training.py"), 6
 DEEPSPEED, DEEPSPEED_STEPS = Path(__file__).with_name("deepspeed_training.py"), 6
+BY_HAND = Path(__file__).with_name("reduced_by_hand.py")
 SOUND = ("sequence parallel", "context parallel", "tied stages", "experts", "per-token loss", "clipped shards")
 TRAINING = Path(__file__).with_name("training.py")
 LAWS = {rule.name for rule in load_rules() if isinstance(rule.when, BreaksLaw)}
@@ -159,6 +161,17 @@ def test_megatron(tmp_path: Path) -> None:
     for name in SOUND:
         assert not LAWS & {alert.rule for alert in judged(tmp_path / name, MEGATRON_STEPS)}, name
         assert checked(tmp_path / name) == [], name
+
+
+def test_what_the_script_reduces_is_judged_as_the_optimizer_finds_it(tmp_path: Path) -> None:
+    run_ranks(BY_HAND, str(tmp_path), *reduced_by_hand.SOUND, *reduced_by_hand.UNREDUCED)
+
+    for name in reduced_by_hand.SOUND:
+        assert judged(tmp_path / name, reduced_by_hand.STEPS) == [], name
+    for name in reduced_by_hand.UNREDUCED:
+        alerts = {alert.rule: alert for alert in judged(tmp_path / name, reduced_by_hand.STEPS)}
+        named = {finding.series.name for finding in alerts["reduced-gradients-differ"].findings}
+        assert (named, alerts["reduced-gradients-differ"].first_step) == ({*reduced_by_hand.IGNORED}, 0), name
 
 
 def test_deepspeed(tmp_path: Path) -> None:

@@ -111,13 +111,15 @@ class UsualScale(ReductionLaw):
 class OwnData(LawRelation):
     """Two data-parallel ranks never have the same gradients: they would have computed the same on the same data.
 
-    Of all tensors all moments are compared, bit for bit. The size is the number of other ranks that have the very same;
-    nothing is said of ranks that have zeros only.
+    Of all tensors that a framework reduces all moments are compared, bit for bit: others may have been reduced by the
+    script when they were read. The size is the number of other ranks that have the very same; nothing is said of ranks
+    that have zeros only.
     """
 
     def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         rows = step.rows[Kind.GRAD_UNREDUCED]
-        shown = ~np.isnan(rows[:, COUNT])
+        placed = [[_is_reduced(placement) for placement in held] for held in step.placements[Kind.GRAD_UNREDUCED]]
+        shown = ~np.isnan(rows[:, COUNT]) & np.array(placed)
         others = np.full(len(step.places), np.nan)
         for members in data_groups(step.places):
             if len(members) < 2:

@@ -73,7 +73,9 @@ LAWS: tuple[Law, ...] = (
         exceptions=(
             "ranks on several nodes, unless a controller runs: an agent sees its own",
             "experts, whose ranks share data in another way",
-            "lossy hooks, as PowerSGD",
+            "torch's hooks for DDP that compress with loss, as PowerSGD, if they are registered when the monitor is "
+            "attached (one of the script's own that does so breaks the law by design)",
+            "what FSDP2 and DDP are told to ignore",
         ),
         causes=(
             "the forward bypassed the wrapper, or no_sync() was left on, so that nothing is reduced",
@@ -149,7 +151,10 @@ LAWS: tuple[Law, ...] = (
         holds_for_sums=True,
         relation=OwnData,
         tolerance="none: what is computed from other data differs",
-        exceptions=("trainings that give all ranks the same on purpose, as to overfit one batch",),
+        exceptions=(
+            "trainings that give all ranks the same on purpose, as to overfit one batch",
+            "models in no wrapper: the script may have reduced their gradients before they are read",
+        ),
         causes=("the sampler does not know the rank, so that all ranks read the same data",),
         look_at="the sampler's num_replicas and rank, and its seed",
     ),

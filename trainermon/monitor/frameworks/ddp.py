@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from trainermon.core.values import Coordinates
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import plain
-from trainermon.monitor.taps.training import TapHandle
+from trainermon.monitor.taps.training import HeldParameter, TapHandle
+
+_TORCH_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+_ROUNDING_HOOKS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
 
 
 class DdpTraining(plain.PlainTraining):
@@ -54,18 +58,38 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     """
     wrappers = [next(m for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
     inner = [wrapper.module for wrapper in wrappers]
+    ignored = {id(p) for w in wrappers for name, p in w.module.named_parameters() if name in w.parameters_to_ignore}
     training = DdpTraining(
         model=chunks[0],
         roots=tuple(inner),
         modules=plain.modules_of(inner),
-        parameters=plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0),
+        parameters=[
+            _compressed(parameter) if any(map(_is_lossy, wrappers)) else parameter
+            for parameter in plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0)
+        ],
         optimizer=optimizer,
     )
     training.wrappers = wrappers
+    training.reduced_by_script = frozenset(i for i, p in enumerate(training.parameters) if id(p.tensor) in ignored)
     training.waits_in_backward = training.device.type == "cpu"  # elsewhere the reducer waits on the device
     if training.parameters:
         plain.require_stepped(training)
     return training
+
+
+def _is_lossy(wrapper: DistributedDataParallel) -> bool:
+    """Return whether a hook of torch's own compresses the gradients with loss, as PowerSGD does.
+
+    Of a hook of the script's nothing is known: it is expected to return the sum.
+    """
+    hooks = [hook for hook, _state in wrapper._comm_hooks]
+    return any(hook.__module__.startswith(_TORCH_HOOKS) and hook.__name__ not in _ROUNDING_HOOKS for hook in hooks)
+
+
+def _compressed(parameter: HeldParameter) -> HeldParameter:
+    """Return the parameter so that no rank's unreduced gradient is held to be a part of what all get."""
+    alone = dataclasses.replace(parameter.placement, replicated_over=())
+    return dataclasses.replace(parameter, placement=alone, shard=parameter.placement)
 
 
 def _outermost(chunk: nn.Module) -> list[nn.Module]:

@@ -236,6 +236,9 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     training.groups = groups
     training.managed = [managed for _, managed in found]
     training.reduces = bool(groups)
+    training.reduced_by_script = frozenset(
+        i for i, (parameter, managed) in enumerate(found) if groups and not managed and not is_dtensor(parameter.tensor)
+    )
     axes = {axis for p in training.parameters for axis in p.owned.partitioned_over}
     training.communicates = tuple(sorted(axes | ({"dp"} if groups else set())))
     if training.parameters:

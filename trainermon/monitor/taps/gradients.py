@@ -73,6 +73,7 @@ class GradientTaps:
         self._unreduced = [NOT_CHOSEN] * len(parameters)
         training.look_for_changes()  # finds out what the optimizer does not step
         self._without_series = {*indices} & training.unstepped
+        self._late = training.reduced_by_script
         for i in indices:
             if i not in self._without_series:
                 self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
@@ -138,7 +139,7 @@ class GradientTaps:
             self._waited_s += time.perf_counter() - self._accumulated_s
             self._collector.put(self._collector.table.id_of(REDUCER_WAIT), self._waited_s)
         if gradients is not None:
-            self._take_reduced(gradients)
+            self._take_reduced(self._chosen(gradients, late=False) if self._late else gradients)
             self._versions = self._training.gradient_versions()
         elif self._training.is_reduced_now():
             self._is_mixed = True
@@ -154,11 +155,17 @@ class GradientTaps:
         that the script has changed since otherwise than clipping does gets a second row, and the log says so once: one
         that was replaced, or written to, but not as often as most. Where there is none of these, all that were
         written to, unless `is_clipped`: clipping may explain it.
+
+        Gradients that only the script can reduce are always read now.
         """
         self._take_written(is_clipped=is_clipped)
-        if self._is_taken or not self._take_reduced(self._training.reduced_gradients()):
+        if self._is_taken:
+            if self._late:
+                self._take_reduced(self._chosen(self._training.reduced_gradients(), late=True))
             return
-        if self._training.reads_at_entry:
+        if not self._take_reduced(self._training.reduced_gradients()):
+            return
+        if self._training.reads_at_entry or self._late.issuperset(self._indices):
             return
         self._warn_once(
             f"a step had {self._steps.backward} backward passes that were seen, but grad_acc_steps is "
@@ -185,6 +192,10 @@ class GradientTaps:
         if not self._training.reduces:
             self._collector.share_all(unreduced, first, gradients)
         return self._is_taken
+
+    def _chosen(self, gradients: Sequence[Tensor | None], *, late: bool) -> list[Tensor | None]:
+        """Return those that only the script can reduce, or the others; None in the places of the rest."""
+        return [gradient if (i in self._late) is late else None for i, gradient in enumerate(gradients)]
 
     def _number_stepped(self) -> None:
         """Give a series to the gradients of parameters that the optimizer has been given meanwhile."""
@@ -215,7 +226,7 @@ class GradientTaps:
     def _changed(self, writes: Sequence[float], gradients: Sequence[Tensor | None], *, is_clipped: bool) -> list[int]:
         """Return which gradients were changed otherwise than by clipping, by how often each was written to."""
         sharers = self._training.gradient_sharers()
-        passes = {i: writes[i] / sharers[i] for i in self._indices if gradients[i] is not None}
+        passes = {i: writes[i] / sharers[i] for i in self._indices if gradients[i] is not None and i not in self._late}
         usual = statistics.mode(passes.values()) if passes else 0
         changed = [i for i, number in passes.items() if number % 1 or number not in (0, usual)]
         return changed if changed or is_clipped else [i for i, number in passes.items() if number]
@@ -256,7 +267,13 @@ class GradientTaps:
 
     def _accumulated(self, index: int, gradient: Tensor) -> None:
         series = self._unreduced[index]
-        if series == NOT_CHOSEN or self._is_mixed or self._steps.muted or self._is_foreign(index):
+        if (
+            series == NOT_CHOSEN
+            or self._is_mixed
+            or self._steps.muted
+            or self._is_foreign(index)
+            or index in self._late
+        ):
             return
         if self._training.unreduced_once or self._is_last(index):
             self._collector.take((series,), (gradient,))

@@ -53,9 +53,9 @@ class StepValues:
     def __init__(self, training: Training, collector: Collector) -> None:
         self._training = training
         self._collector = collector
-        self._by_size = sorted(
-            range(len(training.parameters)), key=lambda index: training.parameters[index].tensor.numel()
-        )
+        all_of_them = range(len(training.parameters))
+        clipped_alone = [i for i in all_of_them if i not in training.reduced_by_script] or all_of_them
+        self._by_size = sorted(clipped_alone, key=lambda index: training.parameters[index].tensor.numel())
         self._probe: tuple[dict[int, Tensor], Tensor | float] | None = None
         self._device = training.device
         self._is_on_host = self._device.type == "cpu"

@@ -140,6 +140,8 @@ class Training(abc.ABC):
         waits_in_backward: The host waits for other ranks at the end of a backward, in no call that is seen.
         is_pipelined: Each forward is a micro step of its own, and several may have begun before the first has its
             backward. False: all forwards before a backward belong to one micro step.
+        reduced_by_script: Positions of the parameters that the framework's reduction leaves out: only the script can
+            reduce their gradients, so these are final at the entry of the outer step.
         unreduced_once: `watch_unreduced` reports once per step, not once per backward.
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
         unstepped: Positions of the parameters that are in no group of the outer optimizer, if that can be told: another
@@ -158,6 +160,7 @@ class Training(abc.ABC):
     reduces: bool = False
     waits_in_backward: bool = False
     is_pipelined: bool = False
+    reduced_by_script: frozenset[int] = frozenset()
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
     unstepped: frozenset[int] = frozenset()
