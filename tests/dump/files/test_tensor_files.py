@@ -117,6 +117,20 @@ def test_a_subclass_is_saved_as_a_plain_tensor(tmp_path):
 
 
 @pytest.mark.usefixtures("_way")
+@pytest.mark.filterwarnings("ignore")  # of torch: quantized tensors may change
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.quint4x2])
+@pytest.mark.parametrize("zero", [3, 3.5])
+def test_what_tensors_quantized_by_channels_mean_is_saved(tmp_path, dtype, zero):
+    values = torch.linspace(0, 1, 32).reshape(4, 8)
+    zeros = torch.full((4,), zero, dtype=torch.float32 if dtype is torch.quint4x2 else None)
+    tensor = torch.quantize_per_channel(values, torch.full((4,), 0.1), zeros, 0, dtype)
+
+    save_tensor(tensor, tmp_path / "x.pt")
+
+    found = load_tensor(tmp_path / "x.pt")
+    assert torch.equal(found.dequantize(), tensor.dequantize())
+
+
 def test_a_full_disk_is_told(tmp_path):
     with pytest.raises(OSError, match=r"\d+ (of \d+ )?bytes were written to .*a\.pt: no space left"), room_for(100):
         save_tensor(torch.ones(3), tmp_path / "a.pt")

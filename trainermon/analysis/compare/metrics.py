@@ -156,6 +156,13 @@ def relative_size(target: DumpRow, golden: DumpRow) -> float | None:
     return max(size, *_gaps(_least(target, golden), *more))
 
 
+def differ_below_normal(target: DumpRow, golden: DumpRow) -> bool:
+    """Return whether statistics differ, all below the least normal float32: flushing to zero makes that, and faults."""
+    extremes = _finite_pairs((target.max, golden.max), (target.min, golden.min))
+    largest = max((abs(value) for pair in extremes for value in pair), default=math.inf)
+    return largest <= _least(target, golden) and _values(target) != _values(golden)
+
+
 def _is_same_beside(target: DumpRow, golden: DumpRow) -> bool:
     """Return whether what else is known of both is the same: zeros of truth values, the parts of complex numbers."""
     return target.more is None or golden.more is None or target.more == golden.more

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, DumpRow
-from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair
+from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair, differ_below_normal
 from trainermon.analysis.compare.noise import PLAIN, is_coarse, is_limit
 
 PASS = "pass"  # noqa: S105
@@ -219,13 +219,16 @@ def _flaw(ours: DumpRow, theirs: DumpRow, types: TypePairs) -> str:
 
 
 def _is_hidden(ours: DumpRow, theirs: DumpRow, difference: DumpRowDifference) -> bool:
-    """Return whether statistics of a coarse type differ, which may be rounding, or hide other values."""
-    by_elements = any(number is not None for number in difference.columns)
-    return bool(difference.relative) and not by_elements and is_coarse(ours, theirs)
+    """Return whether statistics of a coarse type, or below normal numbers, differ: by rounding, or by other values."""
+    if any(number is not None for number in difference.columns):  # by elements
+        return False
+    return is_coarse(ours, theirs) if difference.relative else differ_below_normal(ours, theirs)
 
 
 def _untold(ours: DumpRow, theirs: DumpRow, relative: float | None) -> str:
     """Return why two rows tell nothing of one another."""
+    if relative == 0:
+        return "the statistics differ below the least normal number, as flushing to zero does, and other values, too."
     if relative is not None:
         return (
             f"the statistics of {dtype_name(ours.dtype)} differ by {relative:.2g}, as they do by rounding, and by "

@@ -71,9 +71,9 @@ def save_tensor(tensor: Tensor, path: Path | str) -> int:
 
     A DTensor's local shard is saved, of a nested tensor its elements, of a masked one zeros where it is masked, inside
     vmap the whole batch, a subclass as a plain tensor, a view without the rest of its storage; of integers of less than
-    a byte the bytes, and of packed quantized ones what they mean. What is on the CPU and dense is written from where it
-    lies. The ending of `path` tells the format: .pt is readable with `weights_only=True`; in .npy, floating types that
-    numpy does not know are float32, which holds each of them exactly.
+    a byte the bytes; of quantized ones that are packed, or have zero points that are no integers, what they mean. What
+    is on the CPU and dense is written from where it lies. The ending of `path` tells the format: .pt is readable with
+    `weights_only=True`; in .npy, floating types that numpy does not know are float32, which holds each of them exactly.
 
     Raises:
         OSError: The file cannot be written.
@@ -158,13 +158,19 @@ def _is_dense(tensor: Tensor) -> bool:
 def _local(tensor: Tensor) -> Tensor:
     tensor = untransformed(tensor.detach())
     is_plain = type(tensor) in PLAIN_TYPES and not tensor.is_nested
-    if not (is_plain or _has_elements(tensor)) or tensor.is_nested or tensor.dtype in _NOT_LOADED:
+    is_saved = is_plain or _has_elements(tensor)
+    if not is_saved or tensor.is_nested or tensor.dtype in _NOT_LOADED or _has_float_zeros(tensor):
         tensor = readable(tensor)
     if type(tensor) in PLAIN_TYPES:
         return tensor
     if not _has_elements(tensor):
         raise TypeError(f"a {type(tensor).__name__} has no elements of its own, expected a tensor in memory")
     return tensor.as_subclass(Tensor)
+
+
+def _has_float_zeros(tensor: Tensor) -> bool:
+    """Return whether a tensor is quantized by channels with zero points that are no integers: torch copies none."""
+    return tensor.is_quantized and tensor.qscheme() is torch.per_channel_affine_float_qparams
 
 
 def _has_elements(tensor: Tensor) -> bool:

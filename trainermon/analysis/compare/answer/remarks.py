@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.answer.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
-from trainermon.analysis.compare.noise import overwrites, roundoff_of
+from trainermon.analysis.compare.noise import is_coarse, overwrites, roundoff_of
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
 from trainermon.dump.files.records import FORWARD
 
@@ -69,33 +69,38 @@ def first_differing(comparison: Comparison) -> CallResult | None:
 
 
 class UnequalCall(NamedTuple):
-    """The first call of which not all is equal, though everything before it is.
+    """The first call of which not all is equal.
 
     Attributes:
         call: The call.
         size: By how much, relative to the tensor's size.
         is_given: Whether that is what it was given.
+        is_behind: Whether results before it are equal.
     """
 
     call: CallResult
     size: float
     is_given: bool
+    is_behind: bool = True
 
 
 def first_unequal(comparison: Comparison) -> UnequalCall | None:
-    """Return the first call of which not all is equal, where that says something: results before it are equal.
+    """Return the first call of which not all is equal, where that says something.
 
     Two runs of which hundreds of results are equal have no noise, so even less than rounding tells where one went
-    another way. Calls of one side alone are passed over. None if all is equal, or nothing was before the first
-    difference, or that cannot be measured.
+    another way. Before any result, two things tell: what was given, which no rounding of these runs made, and numbers
+    of 8 bits, whose rounding hides much. Calls of one side alone are passed over. None if all is equal, or the first
+    difference says nothing, or cannot be measured.
     """
     is_any_equal = False
     for call in comparison.calls:
         if call.result == UNMATCHED:
             continue
         found = _unequal(call)
+        if found is not None and not is_any_equal:
+            return found._replace(is_behind=False) if found.size < 1 and _tells(found) else None
         if found is not None:
-            return _innermost(comparison, found) if is_any_equal and found.size < 1 else None
+            return _innermost(comparison, found) if found.size < 1 else None
         is_any_equal = is_any_equal or any(_is_result(row.target) for row in call.rows)
     return None
 
@@ -111,6 +116,15 @@ def _unequal(call: CallResult) -> UnequalCall | None:
     given = [row for row in unequal if row.target and row.target.state != OUTPUT]
     size = max(row.difference.relative or 0.0 for row in given or unequal)
     return UnequalCall(call, size, bool(given))
+
+
+def _tells(found: UnequalCall) -> bool:
+    """Return whether a difference with no equal result before it tells something: one in numbers of one type."""
+    rows = [(row.target, row.golden) for row in found.call.rows if row.difference.relative]
+    return any(
+        ours is not None and theirs is not None and ours.dtype == theirs.dtype and (found.is_given or is_coarse(ours))
+        for ours, theirs in rows
+    )
 
 
 def _is_chance(call: CallResult, item: DumpRow) -> bool:
@@ -150,15 +164,16 @@ def _signs(comparison: Comparison) -> str:
 def _remark(comparison: Comparison) -> str:
     """Return where the first difference is, however small, as it follows on a sentence; "" if that says nothing."""
     found = first_unequal(comparison)
-    if found is None:
+    if found is None or (not found.is_behind and found.call is first_differing(comparison)):
         return ""
     what = "what was given to " if found.is_given else ""
     where = f"{what}{found.call.key} ({found.size:.2g}){_behind(comparison, found.call) if found.is_given else ''}"
+    first = "nothing of floating point was made before it"
     if comparison.mode is Mode.STATISTICS:
-        return (
-            f"; the first whose statistics are not equal to the last digit is {where}, those of everything before are"
-        )
-    return f"; the first that is not equal bit for bit is {where}, everything before is"
+        before = "those of everything before are" if found.is_behind else first
+        return f"; the first whose statistics are not equal to the last digit is {where}, {before}"
+    before = "everything before is" if found.is_behind else first
+    return f"; the first that is not equal bit for bit is {where}, {before}"
 
 
 def _behind(comparison: Comparison, call: CallResult) -> str:
