@@ -130,6 +130,7 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",
         Kind.ACTV: "Inputs and outputs of modules in the training forward.",
         Kind.ACTV_GRAD: "Gradients of inputs and outputs of modules.",
+        Kind.ACTV_RECOMPUTED: "Outputs of modules where activation checkpointing computes them again in the backward.",
         Kind.COMM: "Collectives: how many, how far, what is in flight; when asked, their operands and waiting times.",
         Kind.CHECKSUM: "Checksums of parameters that several ranks hold copies of, at entry of the optimizer step: the "
         "low 32 bits as `min`, 2^32 plus the high 32 bits as `max`.",

@@ -257,6 +257,7 @@ _MODULES = (
     ),
     _rms("trainermon_activation_rms", Kind.ACTV, "outputs of a module"),
     _rms("trainermon_activation_gradient_rms", Kind.ACTV_GRAD, "gradients of the outputs of a module"),
+    _rms("trainermon_recomputed_activation_rms", Kind.ACTV_RECOMPUTED, "outputs of a module that is computed again"),
     _rms("trainermon_buffer_rms", Kind.BUFFER, "buffers of a module that are saved with it"),
     _of_module(
         "trainermon_feature_mean",

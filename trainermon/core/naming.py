@@ -27,12 +27,13 @@ FILES: Mapping[Kind, str] = {
     Kind.STATE: "state",
     Kind.UPDATE: "update",
     Kind.RATIO: "ratio",
+    Kind.ACTV_RECOMPUTED: "actv_recomputed",
     Kind.BUFFER: "buffer",
     Kind.FEATURE: "feature",
 }
 """File of each kind; loss and numbers of the step are in `SCALARS`, what else is not named in `OTHER`.
 
-msprobe has no files `scalars`, `param_used`, `state`, `update`, `ratio`, `buffer`, `feature`.
+msprobe has no files `scalars`, `param_used`, `state`, `update`, `ratio`, `actv_recomputed`, `buffer`, `feature`.
 """
 
 METRICS: Mapping[Kind, str] = {
@@ -47,7 +48,7 @@ METRICS: Mapping[Kind, str] = {
 }
 """Last part of the tags of each kind."""
 
-OF_MODULES = (Kind.ACTV, Kind.ACTV_GRAD)
+OF_MODULES = (Kind.ACTV, Kind.ACTV_RECOMPUTED, Kind.ACTV_GRAD)
 OF_SCALARS = (Kind.LOSS, Kind.STEP)
 
 

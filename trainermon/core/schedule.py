@@ -1,4 +1,4 @@
-"""Which steps are collected: a pure function of the step and the configuration."""
+"""Which steps are collected, and on which of these is read what is not read on all of them."""
 
 from __future__ import annotations
 
@@ -34,3 +34,25 @@ class Schedule:
         """
         index = max(0, -((self.start_step - step) // self.step_interval))
         return self.start_step + index * self.step_interval if index < self.collect_times else None
+
+
+class DueSteps:
+    """The first collected step, and the first one in each `interval_steps` steps.
+
+    Args:
+        interval_steps: How often; 0: never.
+        step_interval: Every how many steps are collected.
+    """
+
+    def __init__(self, interval_steps: int, step_interval: int) -> None:
+        self._interval_steps = interval_steps
+        self._step_interval = step_interval
+        self._first: int | None = None
+
+    def include(self, step: int) -> bool:
+        """Return whether `step` is one of them; it is collected."""
+        if not self._interval_steps:
+            return False
+        if self._first is None:
+            self._first = step
+        return step == self._first or step % self._interval_steps < self._step_interval

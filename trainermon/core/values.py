@@ -44,6 +44,7 @@ class Kind(TextEnum):
     MG_DIRECTION = "mg_direction"
     ACTV = "actv"
     ACTV_GRAD = "actv_grad"
+    ACTV_RECOMPUTED = "actv_recomputed"
     COMM = "comm"
     CHECKSUM = "checksum"
     BUFFER = "buffer"

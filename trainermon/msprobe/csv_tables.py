@@ -26,6 +26,7 @@ KINDS = (
     "state",
     "update",
     "ratio",
+    "actv_recomputed",
     "buffer",
     "feature",
     *FEATURE_FILES,

@@ -26,6 +26,7 @@ _COLLECTED_BY = MappingProxyType(
         Kind.PARAM_UPDATED: "param_distribution",
         Kind.PARAM_USED: "param_distribution",
         Kind.ACTV: "xy_distribution",
+        Kind.ACTV_RECOMPUTED: "xy_distribution",
         Kind.GRAD_REDUCED: "wg_distribution",
         Kind.STATE: "wg_distribution",  # what laws look at of it
         Kind.GRAD_UNREDUCED: "wg_distribution",

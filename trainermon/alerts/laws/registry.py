@@ -17,6 +17,7 @@ from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
 from trainermon.alerts.laws.optimizers import Stepped
 from trainermon.alerts.laws.precision import NotRoundedAway
+from trainermon.alerts.laws.recomputation import RepeatsForward
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.settings import GoesOn, InProportion, MildDecay, Steady
@@ -336,6 +337,26 @@ LAWS: tuple[Law, ...] = (
             "a mask or a scale of zero, or a dropout of all elements",
         ),
         look_at="the module's input, and its weights on the first step",
+    ),
+    Law(
+        name="repeats-forward",
+        sentence="What activation checkpointing computes again is what the forward computed.",
+        rows=(Kind.ACTV_RECOMPUTED, Kind.ACTV),
+        phase="backward",
+        names=("*.output.0",),
+        relation=RepeatsForward,
+        tolerance="4 units in the last place of a typical element, and 2^-10 of it, over the root of their number",
+        exceptions=(
+            "modules that are called several times in a micro step: which call is repeated first is not known",
+            "compiled models, whose recomputation is not seen",
+        ),
+        causes=(
+            "the random state is not put back, so that dropout draws another mask: `preserve_rng_state=False`, a "
+            "generator of the script's own",
+            "the mode, the autocast context or a global that the forward reads is another one in the backward",
+            "the inputs that were kept were written to in between",
+        ),
+        look_at="the first module of the block that is named: what does it read besides its arguments?",
     ),
     Law(
         name="in-proportion",

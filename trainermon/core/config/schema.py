@@ -324,7 +324,8 @@ class MonitorConfig(OutputConfig):
         start_step: First step that is collected.
         step_interval: Interval, in steps, between collected steps.
         checksum_interval: Interval, in steps, between checksums of the parameters that several ranks hold copies of,
-            which the agent compares, and between reads of the model's buffers; on collected steps only. 0: never.
+            which the agent compares, between reads of the model's buffers, and of what is computed again in the
+            backward; on collected steps only. 0: never.
         collect_times: How many steps are collected in all.
         module_ranks: Global ranks that collect; empty means all.
         wg_distribution: Weight gradients, before reduction and after it but before clipping.

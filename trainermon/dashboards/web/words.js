@@ -8,7 +8,8 @@ const KINDS = {
   buffer: "buffers that are saved, before the forward",
   param_updated: "parameters, after the step", exp_avg: "Adam, mean", exp_avg_sq: "Adam, variance",
   update: "Adam, update", ratio: "Adam, update ratio", mg_direction: "gradient and momentum agree",
-  state: "optimizer state", actv: "activations", actv_grad: "gradients of activations", comm: "collectives",
+  state: "optimizer state", actv: "activations", actv_grad: "gradients of activations",
+  actv_recomputed: "recomputed activations", comm: "collectives",
   feature: "feature",
 };
 

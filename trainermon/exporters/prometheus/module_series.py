@@ -15,7 +15,7 @@ from trainermon.exporters.prometheus.budget import outermost, roll_up, share
 
 ROOT = "(root)"
 # Parts of a module, whose moments merge; the tensors of the other kinds stand for themselves.
-PARTS = frozenset(MODULE_METRICS) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.COMM, Kind.FEATURE}
+PARTS = frozenset(MODULE_METRICS) - {*(Kind.ACTV, Kind.ACTV_RECOMPUTED, Kind.ACTV_GRAD, Kind.COMM, Kind.FEATURE)}
 # What goes into a module came out of another one: its outputs are enough.
 OUTPUTS_ONLY = frozenset({Kind.ACTV, Kind.ACTV_GRAD})
 

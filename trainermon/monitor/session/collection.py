@@ -12,6 +12,7 @@ import torch.distributed as dist
 from trainermon.core.config import MonitorConfig
 from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.outbox import Parcel
+from trainermon.core.schedule import DueSteps
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import chosen
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
@@ -85,18 +86,9 @@ class TapCollection:
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
         self._states = StateTaps(training, indices, collector)
-        self._buffers = BufferTaps(
-            training, collector, interval_steps=config.checksum_interval, step_interval=config.step_interval
-        )
-        self._checksums = None
-        if config.checksum_interval and training.holds_replicas:
-            self._checksums = ChecksumTaps(
-                training,
-                indices,
-                collector,
-                interval_steps=config.checksum_interval,
-                step_interval=config.step_interval,
-            )
+        self._recomputed = _rarely(config)
+        self._buffers = BufferTaps(training, collector, _rarely(config))
+        self._checksums = ChecksumTaps(training, indices, collector, _rarely(config))
         self._values = StepValues(training, collector)
         self._signs = None if config.gradient_signs.level is None else context.signs(config.gradient_signs)
         chosen_histograms = ChosenHistograms(
@@ -157,8 +149,9 @@ class TapCollection:
             self._collectives.new_step()
 
     def forward_begins(self, step: int) -> None:
-        """Read the buffers that the first forward of a step is about to use."""
+        """Read the buffers that the first forward of a step is about to use; called when any forward of it begins."""
         self._buffers.forward_begins(step)
+        self._modules.reads_recomputed = self._recomputed.include(step)
 
     def forward_ended(self) -> None:
         """Release the activations that were read last."""
@@ -183,8 +176,7 @@ class TapCollection:
         `is_scaled`: the script scales its loss.
         """
         self._values.at_entry(is_scaled=is_scaled)
-        if self._checksums is not None:
-            self._checksums.at_entry(step)
+        self._checksums.at_entry(step)
         if self._config.param_distribution:
             self._parameters.at_entry()
         if self._config.ur_distribution:
@@ -214,3 +206,7 @@ class TapCollection:
             self._structure.step_ended()
         if self._collectives is not None:
             self._collectives.step_ended()
+
+
+def _rarely(config: MonitorConfig) -> DueSteps:
+    return DueSteps(config.checksum_interval, config.step_interval)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+from trainermon.core.schedule import DueSteps
 from trainermon.core.values import Kind, Placement, SeriesKey
 from trainermon.hooks.names import plain_name
 from trainermon.monitor.taps.collector import Collector
@@ -19,30 +20,26 @@ class BufferTaps:
     """Reads buffers when the first forward of a step begins, behind what a wrapper has broadcast for it.
 
     Only what is saved with the model: what a module makes anew, as a cache or a mask, may differ. Of floating point,
-    whole, up to a million elements each. One read on the first step, and on the first in each `interval_steps`. Those
-    that ranks should hold copies of are marked as such.
+    whole, up to a million elements each. Those that ranks should hold copies of are marked as such.
 
     Args:
         training: Whose model.
         collector: Where the rows go.
-        interval_steps: How often; 0: never.
-        step_interval: Every how many steps are collected.
+        due: On which steps.
     """
 
-    def __init__(self, training: Training, collector: Collector, *, interval_steps: int, step_interval: int) -> None:
+    def __init__(self, training: Training, collector: Collector, due: DueSteps) -> None:
         is_copied = any("dp" in parameter.placement.replicated_over for parameter in training.parameters)
         self._replicated_over = ("dp",) if is_copied and training.holds_replicas else ()
         self._roots = training.roots[:1]  # a wrapper of another virtual stage has broadcast nothing yet
         self._collector = collector
-        self._interval_steps = interval_steps
-        self._step_interval = step_interval
+        self._due = due
         self._last = -1
+        self._are_any = True
 
     def forward_begins(self, step: int) -> None:
         """Read the buffers, if they are due on `step` and this is its first forward."""
-        if not self._interval_steps or step == self._last:
-            return
-        if self._last >= 0 and step % self._interval_steps >= self._step_interval:
+        if not self._are_any or step == self._last or not self._due.include(step):
             return
         self._last = step
         series: list[int] = []
@@ -58,7 +55,7 @@ class BufferTaps:
         if series:
             self._collector.take(series, tensors)
         else:
-            self._interval_steps = 0  # not looked for again
+            self._are_any = False  # not looked for again
 
 
 def _saved_buffers(roots: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:

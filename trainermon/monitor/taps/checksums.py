@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trainermon.core.schedule import DueSteps
 from trainermon.core.values import Kind, Placement
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.optimizer import placement_of, placement_of_own
@@ -34,26 +35,14 @@ class ChecksumTaps:
         training: Whose parameters.
         indices: Which of them.
         collector: Where the rows go.
-        interval_steps: A checksum is taken on the first collected step, and on the first one in each this many steps;
-            0: never.
-        step_interval: Every how many steps are collected.
+        due: On which steps.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        indices: Sequence[int],
-        collector: Collector,
-        *,
-        interval_steps: int,
-        step_interval: int,
-    ) -> None:
+    def __init__(self, training: Training, indices: Sequence[int], collector: Collector, due: DueSteps) -> None:
         self._training = training
         self._indices = indices if training.holds_replicas else ()
         self._collector = collector
-        self._interval_steps = interval_steps
-        self._step_interval = step_interval
-        self._is_first = True
+        self._due = due
         self._series: dict[tuple[int, str], int] = {}
 
     def at_entry(self, step: int) -> None:
@@ -61,11 +50,8 @@ class ChecksumTaps:
 
         Called when the optimizer step begins.
         """
-        if not self._interval_steps or not self._indices or self._collector.muted:
+        if not self._indices or self._collector.muted or not self._due.include(step):
             return
-        if not self._is_first and step % self._interval_steps >= self._step_interval:
-            return
-        self._is_first = False
         series, tensors = [], []
         for index, copy in self._copies():
             series.append(self._number(index, copy))

@@ -66,6 +66,7 @@ class ModuleTaps:
     that cannot be read (quantized, on the meta device, inside vmap) has no row, and the log says so once.
 
     Attributes:
+        reads_recomputed: Whether what modules return first in a recomputation is read, too.
         num_seen: Calls of modules seen since `attach`.
         called_outside: A module that trained while no forward of the model ran; "" if none did.
     """
@@ -83,6 +84,7 @@ class ModuleTaps:
         self._seen_gradients: list[_SeenTensor] = []
         self._unreadable: set[str] = set()
         self._forward = self._backward = True
+        self.reads_recomputed = False
         self.num_seen = 0
         self.called_outside = ""
         self._several_micro_steps = self._is_crowd_told = False
@@ -180,8 +182,9 @@ class ModuleTaps:
             seen = _SeenTensor(tensor)
             self._seen.append(seen)
             del self._seen[:-MEMORY]
-        if self._forward and not recomputing:
-            series = self._number(watched, Kind.ACTV, (side, path, call), tensor, recomputing=False)
+        if self._forward and (not recomputing or self._reads_again(side, path, call)):
+            kind = Kind.ACTV_RECOMPUTED if recomputing else Kind.ACTV
+            series = self._number(watched, kind, (side, path, call), tensor, recomputing=recomputing)
             if seen.row < 0:
                 seen.row = self._take(series, tensor)
             else:
@@ -191,6 +194,10 @@ class ModuleTaps:
         if seen.gradient_series or self._hook(watched, tensor, seen.gradient_series, recomputing=recomputing):
             number = self._number(watched, Kind.ACTV_GRAD, (side, path, call), tensor, recomputing=recomputing)
             seen.gradient_series.append(number)
+
+    def _reads_again(self, side: str, path: str, call: int) -> bool:
+        """Return whether a tensor of a recomputation is read; which call it repeats is known of the only one."""
+        return self.reads_recomputed and side == "output" and path == ".0" and call == 0
 
     def _hook(self, watched: _TappedModule, tensor: Tensor, series: list[int], *, recomputing: bool) -> bool:
         """Have the gradient of a tensor recorded as `series`; False if torch does not tell the tensor's history.

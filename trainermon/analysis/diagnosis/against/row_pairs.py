@@ -41,6 +41,7 @@ _COMPARED = (
         Kind.BUFFER,
         Kind.ACTV,
         Kind.LOSS,
+        Kind.ACTV_RECOMPUTED,
         Kind.ACTV_GRAD,
         Kind.GRAD_UNREDUCED,
     ),

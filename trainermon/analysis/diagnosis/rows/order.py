@@ -19,6 +19,7 @@ PHASES: Mapping[str, FaultPhase] = {
     Kind.BUFFER: FaultPhase.PARAMETER,
     Kind.ACTV: FaultPhase.FORWARD,
     Kind.LOSS: FaultPhase.FORWARD,
+    Kind.ACTV_RECOMPUTED: FaultPhase.BACKWARD,
     Kind.ACTV_GRAD: FaultPhase.BACKWARD,
     Kind.GRAD_UNREDUCED: FaultPhase.BACKWARD,
     Kind.COMM: FaultPhase.UNKNOWN,
@@ -31,7 +32,7 @@ PHASES: Mapping[str, FaultPhase] = {
     Kind.MG_DIRECTION: FaultPhase.OPTIMIZER,
     Kind.PARAM_UPDATED: FaultPhase.OPTIMIZER,
 }
-OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.LOSS, Kind.COMM}
+OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_RECOMPUTED, Kind.ACTV_GRAD, Kind.LOSS, Kind.COMM}
 _LAST = math.inf
 
 
