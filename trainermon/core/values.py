@@ -454,5 +454,19 @@ def as_plain(value: Any) -> Any:
     return _nonfinite_name(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def measured_as_plain(value: float | None) -> float | str | None:
+    """Return what was measured on a step as JSON has it: None of nothing, 'NaN' of what was not finite.
+
+    `value` is NaN (or None) where nothing was recorded, and infinite where something was NaN or infinite: which of the
+    two, the statistics of a step do not keep.
+
+    >>> [measured_as_plain(value) for value in (2.5, float("nan"), float("inf"))]
+    [2.5, None, 'NaN']
+    """
+    if value is None or math.isnan(value):
+        return None
+    return value if math.isfinite(value) else "NaN"
+
+
 def _nonfinite_name(value: float) -> str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

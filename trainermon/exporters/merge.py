@@ -33,7 +33,7 @@ from trainermon.core.catalogue import (
 )
 from trainermon.core.journal import Header
 from trainermon.core.journal.patterns import ByPattern, Rows, compact
-from trainermon.core.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock, measured_as_plain
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Indices: TypeAlias = npt.NDArray[np.intp]
@@ -96,6 +96,10 @@ class StepSummary:
     accelerator_temperature_celsius: float = math.nan
     accelerator_clock_hertz: float = math.nan
     accelerator_throttled: float = math.nan
+
+    def as_plain(self) -> dict[str, float | str | None]:
+        """Return the step ready for JSON, as `measured_as_plain` has each number."""
+        return {field.name: measured_as_plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

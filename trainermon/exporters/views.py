@@ -28,7 +28,7 @@ from trainermon.core.catalogue import (
 )
 from trainermon.core.errors import QueryError
 from trainermon.core.journal import Header
-from trainermon.core.values import STATISTICS, Coordinates, SeriesKey, StatBlock, as_plain
+from trainermon.core.values import STATISTICS, Coordinates, SeriesKey, StatBlock, measured_as_plain
 from trainermon.exporters.grid import PooledGrid, StepGrid
 from trainermon.exporters.heat_maps import HeatMaps
 from trainermon.exporters.merge import (
@@ -359,8 +359,8 @@ def _turned(line: str, value: float) -> float:
 
 def _told(line: str, values: Sequence[float]) -> list[Any]:
     """Return a line for JSON: seven digits, None for nothing, and no list of nothing but None."""
-    told = [None if math.isnan(value) else float(f"{_turned(line, value):.7g}") for value in values]
-    return as_plain(told) if any(value is not None for value in told) else []
+    told = [measured_as_plain(float(f"{_turned(line, value):.7g}")) for value in values]
+    return told if any(value is not None for value in told) else []
 
 
 def _require(name: str, known: Sequence[str], what: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import math
 import re
 import shutil
 from collections.abc import Awaitable, Callable
@@ -15,7 +17,11 @@ import numpy as np
 import pytest
 
 from tests.dashboards.stored_runs import KEYS, StoredCurves, add_segment, alert_of, header, store_run
+from trainermon.agent.runs.command import listed
+from trainermon.agent.runs.comparison import compare
+from trainermon.agent.runs.curves import RunCurves
 from trainermon.agent.runs.facts import RunFacts
+from trainermon.agent.runs.folder import RunPlace
 from trainermon.agent.runs.run_list import RunList
 from trainermon.agent.runs.stored_run import StoredRun
 from trainermon.alerts.rules import DEFAULT_RULES
@@ -155,6 +161,30 @@ def test_a_run_that_grows_gets_what_is_new_and_tells_open_pages(tmp_path: Path) 
     assert (before, after) == (list(range(20)), list(range(40)))
     assert heatmap == history.heatmap("grad_reduced", "rms", 1000)
     assert event.startswith('event: step\ndata: {"step":')
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_every_answer_has_the_same_words_for_what_is_not_finite_and_what_is_not_recorded(
+    tmp_path: Path, bad: float
+) -> None:
+    curves = StoredCurves.made(4)
+    curves.loss[:] = [2.0, bad, 2.0, bad]
+    run_dir = store_run(tmp_path / "run", curves)
+    none = store_run(tmp_path / "none", dataclasses.replace(curves, has_none=True))
+
+    async def ask(run: StoredRun) -> tuple[Any, ...]:
+        curves = compare([RunCurves(RunPlace(run_dir.name, run_dir))], ["loss"], 10, "step")["runs"][0]
+        return run.run()["loss"], run.lines(["loss"])["series"]["loss"], curves["series"]["loss"]
+
+    async def ask_none(run: StoredRun) -> Any:
+        return run.run()["loss"]
+
+    line = [2.0, "NaN", 2.0, "NaN"]
+    assert served(run_dir, ask) == ("NaN", line, line)
+    assert as_an_agent(curves, world_size=2).lines(["loss"])["series"]["loss"] == line
+    assert served(none, ask_none) is None
+    entries = json.loads(listed([tmp_path], as_json=True))
+    assert {entry["name"]: entry["loss"] for entry in entries} == {"run": "NaN", "none": None}
 
 
 def test_a_damaged_segment_costs_its_own_steps_and_is_named(tmp_path: Path) -> None:

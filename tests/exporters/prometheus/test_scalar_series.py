@@ -8,7 +8,7 @@ import pytest
 from tests.exporters.expositions import GROUP, MEASURED, comm, read, step
 from tests.exporters.runs import LOSS, block_of, header_of
 from trainermon.core.catalogue import ROLLOUT_SERIES
-from trainermon.core.values import Kind, SeriesKey, as_plain
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.views import RunHistory
 
@@ -148,5 +148,5 @@ def test_the_page_is_told_of_a_loss_that_is_not_finite_and_not_of_a_gap(losses):
     history.end(0)
 
     # The page reads this text as infinity, and its tile says "not finite"; null would be a dash.
-    assert as_plain(history.latest.loss) == "Infinity"
-    assert history.lines(["loss"])["series"]["loss"] == ["Infinity"]
+    assert history.latest.as_plain()["loss"] == "NaN"
+    assert history.lines(["loss"])["series"]["loss"] == ["NaN"]

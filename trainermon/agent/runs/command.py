@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import logging
 import math
@@ -22,7 +21,6 @@ from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.tables import aligned
 from trainermon.core.topology import OUTPUT_ROOT, output_root
-from trainermon.core.values import as_plain
 from trainermon.usage import port_number
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def listed(opened: Sequence[Path], *, as_json: bool = False) -> str:
     runs.scan()
     found = list(runs.facts.values())
     if as_json:
-        return json.dumps(as_plain([dataclasses.asdict(facts) for facts in found]), indent=1) + "\n"
+        return json.dumps([facts.as_plain() for facts in found], indent=1) + "\n"
     if not found:
         return f"no runs in {', '.join(map(str, opened))}\n"
     lines = aligned([_HEAD, *map(_cells, found)], right=_NUMBERS)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from trainermon.agent.runs.curves import Curves, Floats, RunCurves, describe_series
 from trainermon.core.errors import QueryError, TrainermonError
+from trainermon.core.values import measured_as_plain
 
 AXES = ("step", "time", "tokens")
 MAX_SERIES = 200
@@ -21,7 +22,7 @@ def compare(
     """Return {"runs": [{"key", "steps", "x", "series"}]}: curves of each run, ready for JSON.
 
     Of more steps than a chart of `columns` pixels shows, the least, the largest and what is not finite of every pixel
-    stay. A run that cannot be read has an `error` instead. In `series`, None is not recorded, infinity not finite.
+    stay. A run that cannot be read has an `error` instead. In `series`, None is not recorded, "NaN" not finite.
 
     Args:
         runs: The runs.
@@ -105,5 +106,5 @@ def _along(curves: Curves, axis: str) -> Floats:
     return np.cumsum(curves.tokens * np.diff(curves.steps, prepend=curves.steps[:1] - 1))
 
 
-def _told(values: Floats) -> list[float | None]:
-    return [None if np.isnan(value) else float(f"{value:.7g}") for value in values.tolist()]
+def _told(values: Floats) -> list[float | str | None]:
+    return [measured_as_plain(float(f"{value:.7g}")) for value in values.tolist()]

@@ -25,7 +25,7 @@ from trainermon.agent.web.listener import TARGETS_FILE
 from trainermon.alerts.log import AlertLog
 from trainermon.core.catalogue import LOSS_SERIES
 from trainermon.core.errors import StoreError
-from trainermon.core.values import Alert, AlertState, Kind, Severity
+from trainermon.core.values import Alert, AlertState, Kind, Severity, as_plain, measured_as_plain
 from trainermon.exporters.export import SEGMENTS_FOLDER
 from trainermon.exporters.store.segments import (
     METADATA_KEY,
@@ -92,6 +92,10 @@ class RunFacts:
     tags: tuple[str, ...] = ()
     framework: str = ""
     page: str | None = None
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the line ready for JSON."""
+        return {**as_plain(self), "loss": measured_as_plain(self.loss)}
 
 
 class NewestRows(NamedTuple):

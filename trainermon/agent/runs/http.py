@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import trainermon
 from trainermon.agent.runs.comparison import compare, matching_series
 from trainermon.agent.runs.curves import RunCurves
-from trainermon.agent.runs.facts import RunFacts
 from trainermon.agent.runs.first_difference import first_difference
 from trainermon.agent.runs.run_list import RunList
 from trainermon.agent.runs.stored_run import StoredRun
@@ -160,7 +159,7 @@ def _add_list(app: FastAPI, desk: RunDesk) -> None:
     @app.get("/api/runs")
     async def runs() -> Response:
         await desk.look()
-        listed: Sequence[RunFacts] = list(desk.runs.facts.values())
+        listed = [facts.as_plain() for facts in desk.runs.facts.values()]
         folders = [str(path) for path in desk.runs.opened]
         return json_answer({"runs": listed, "folders": folders, "version": trainermon.__version__})
 

@@ -35,7 +35,7 @@ from trainermon.alerts.handling import AlertHandling
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
 from trainermon.core.errors import StoreError
-from trainermon.core.values import Alert
+from trainermon.core.values import Alert, measured_as_plain
 from trainermon.exporters.store.curves import CurveQuery
 from trainermon.exporters.store.segments import cover
 from trainermon.exporters.stored_steps import StoredStep
@@ -173,10 +173,10 @@ class StoredRun:
             "world_size": self._read.world_size,
             "output": str(self._run_dir),
             "ranks": self._ranks(is_alive=facts.state == "running"),
-            "loss": latest.loss if latest else math.nan,
-            "grad_norm": latest.grad_norm if latest else math.nan,
-            "step_time_s": latest.step_time_s if latest else math.nan,
-            "tokens_per_second": latest.tokens_per_second if latest else math.nan,
+            "loss": measured_as_plain(latest.loss) if latest else None,
+            "grad_norm": measured_as_plain(latest.grad_norm) if latest else None,
+            "step_time_s": measured_as_plain(latest.step_time_s) if latest else None,
+            "tokens_per_second": measured_as_plain(latest.tokens_per_second) if latest else None,
             "alerts_firing": facts.alerts_firing,
             "bytes_per_step": bytes_per_step,
             "skipped_records": 0,
@@ -317,7 +317,7 @@ class StoredRun:
         if is_first:
             return
         for summary in summaries:
-            self.feed.publish("step", summary)
+            self.feed.publish("step", summary.as_plain())
         for node, alert in alerts:
             self.feed.publish("alert", self._plain(node).plain(alert))
         self.feed.publish("state", {"state": self._facts().state})

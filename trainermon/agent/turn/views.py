@@ -27,7 +27,7 @@ class RunViews:
     def publish_steps(self) -> None:
         """Send open pages the steps that have become complete."""
         for summary in self.history.take_summaries():
-            self.feed.publish("step", summary)
+            self.feed.publish("step", summary.as_plain())
 
     def end_ranks(self, ranks: Collection[int]) -> None:
         """Expect no more steps of ranks that have gone, and remove their metrics."""

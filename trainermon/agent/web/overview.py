@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from trainermon.agent.lifecycle.lock import RUNNING
 from trainermon.agent.turn.rank_files import RankFiles
 from trainermon.alerts.rules import AlertRule
 from trainermon.core.catalogue import LOSS_SERIES
-from trainermon.core.values import Coordinates, Kind
+from trainermon.core.values import Coordinates, Kind, measured_as_plain
 from trainermon.exporters.views import RunHistory
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
@@ -63,10 +62,10 @@ class RunOverview:
             "world_size": self._world_size,
             "output": self._settings.output,
             "ranks": self._ranks(time.monotonic()),
-            "loss": latest.loss if latest else math.nan,
-            "grad_norm": latest.grad_norm if latest else math.nan,
-            "step_time_s": latest.step_time_s if latest else math.nan,
-            "tokens_per_second": latest.tokens_per_second if latest else math.nan,
+            "loss": measured_as_plain(latest.loss) if latest else None,
+            "grad_norm": measured_as_plain(latest.grad_norm) if latest else None,
+            "step_time_s": measured_as_plain(latest.step_time_s) if latest else None,
+            "tokens_per_second": measured_as_plain(latest.tokens_per_second) if latest else None,
             "alerts_firing": self._alerting.num_firing,
             "bytes_per_step": self._rank_files.bytes_per_step,
             "skipped_records": self._pipeline.num_lost_files,

@@ -13,12 +13,12 @@ export function number(value) {
 }
 
 /**
- * A value of a step: null where nothing was recorded (NaN), an infinity where something was not finite.
+ * A value of a step: null where nothing was recorded, infinity where something was not finite.
  * @param {Numeric} value
  */
 export function measured(value) {
   const read = number(value);
-  return Number.isNaN(read) ? null : read;
+  return read === null || Number.isFinite(read) ? read : Infinity;
 }
 
 /**
