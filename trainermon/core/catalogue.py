@@ -62,6 +62,9 @@ GRADIENT_AT_STEP = "gradient_at_step"
 GRADIENT_KEPT = "gradient_kept"
 """`Kind.STATE`, a slot: a gradient as a step's first backward finds it, where nothing has cleared it since the last."""
 
+GRADIENT_LOST = "gradient_lost"
+"""`Kind.STATE`, a slot: for how many collected steps a parameter whose module runs has had no gradient any more."""
+
 ROLLOUT_SERIES = (
     *("rl_mean_abs", "rl_p99_abs", "rl_max_abs", "rl_probability_mean_abs", "rl_probability_max_abs", "rl_k1", "rl_k3"),
     *("rl_chi2_token", "rl_ratio", "rl_ratio_z", "rl_ess", "rl_outside_tenth", "rl_outside_half"),
@@ -124,7 +127,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.EXP_AVG_SQ: "Adam's second moment after the optimizer step.",
         Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step; and "
         "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it; "
-        "`gradient_kept`, one that nothing has cleared since the step before.",
+        "`gradient_kept`, one that nothing has cleared since the step before; `gradient_lost`, for how many steps a "
+        "parameter has had none any more whose module runs.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
         Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",

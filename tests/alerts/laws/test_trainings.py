@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.alerts.laws import reduced_by_hand
-from tests.alerts.laws.training import STEPS, WRONG_FROM
+from tests.alerts.laws.training import CUT_FROM, STEPS, WRONG_FROM
 from tests.journal_rows import only_spool
 from tests.ranks import run_ranks
 from trainermon.agent.integrity import IntegrityCheck
@@ -21,6 +21,7 @@ from trainermon.core.journal import BlockRecord, Cursor, Header, HeaderRecord, J
 from trainermon.core.values import Alert, AlertState, StatBlock
 from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter
+from trainermon.monitor.taps.loop.lost_gradients import AFTER
 
 MEGATRON, MEGATRON_STEPS = Path(__file__).with_name("megatron_training.py"), 6
 DEEPSPEED, DEEPSPEED_STEPS = Path(__file__).with_name("deepspeed_training.py"), 6
@@ -85,6 +86,7 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("no gradient", "no-gradient", WRONG_FROM),
         ("same data", "ranks-share-data", 0),
         ("cut", "parameter-without-gradient", 20),
+        ("cut later", "gradient-lost", CUT_FROM + AFTER),
     ],
 )
 def test_the_broken_law_is_named_with_the_step_on_which_it_broke(

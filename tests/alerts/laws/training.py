@@ -20,13 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from trainermon import TrainerMon
 
 STEPS, WRONG_FROM = 50, 4
+CUT_FROM = 25  # after a while in which all is well
 LIMIT = 0.1
 VOCABULARY, BATCH, LENGTH = 64, 4, 12
 KINDS = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True, "xy_distribution": True}
 
 
 class Network(nn.Module):
-    """Two layers and a norm over embedded tokens; with `is_cut` the graph of the first half ends in no loss."""
+    """Two layers and a norm over embedded tokens; once `is_cut` the graph of the first half ends in no loss."""
 
     def __init__(self, *, is_cut: bool) -> None:
         super().__init__()
@@ -34,11 +35,11 @@ class Network(nn.Module):
         self.first = nn.Linear(16, 32)
         self.norm = nn.LayerNorm(32)
         self.head = nn.Linear(32, VOCABULARY)
-        self._is_cut = is_cut
+        self.is_cut = is_cut
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = torch.relu(self.first(self.embed(ids)))
-        return self.head(self.norm(hidden.detach() if self._is_cut else hidden))
+        return self.head(self.norm(hidden.detach() if self.is_cut else hidden))
 
 
 class Reduction:
@@ -82,7 +83,7 @@ def wrapped(inner: Network, fault: str, reduction: Reduction) -> nn.Module:
     if fault.startswith("sharded"):
         fully_shard(inner)
         return inner
-    model = DistributedDataParallel(inner, find_unused_parameters=fault == "cut")
+    model = DistributedDataParallel(inner, find_unused_parameters=fault.startswith("cut"))
     model.register_comm_hook(reduction, Reduction.reduce)
     return model
 
@@ -113,6 +114,7 @@ def main(fault: str, folder: Path) -> None:
     monitor.set_monitor(model, optimizer)
     for step, ids in enumerate(itertools.islice(batches(fault, dist.get_rank()), STEPS)):
         reduction.step = step
+        inner.is_cut |= fault == "cut later" and step >= CUT_FROM
         if fault != "not cleared" or step < WRONG_FROM:
             optimizer.zero_grad()
         logits = model(ids)

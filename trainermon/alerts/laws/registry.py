@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from trainermon.alerts.laws.clipping import OneFactor
-from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient
+from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient, StillReached
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
 from trainermon.alerts.laws.optimizers import Stepped
@@ -23,7 +23,13 @@ from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.settings import GoesOn, InProportion, MildDecay, Steady
 from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
 from trainermon.alerts.laws.updates import Copied, Moves
-from trainermon.core.catalogue import GRADIENT_KEPT, GROUP_SETTINGS, LEARNING_RATE_SERIES, WEIGHT_DECAY_SERIES
+from trainermon.core.catalogue import (
+    GRADIENT_KEPT,
+    GRADIENT_LOST,
+    GROUP_SETTINGS,
+    LEARNING_RATE_SERIES,
+    WEIGHT_DECAY_SERIES,
+)
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Kind
 
@@ -221,6 +227,26 @@ LAWS: tuple[Law, ...] = (
             "it is called on another optimizer, or on a copy of the model",
         ),
         look_at="where the loop calls zero_grad: each step adds to the gradients of all steps before it",
+    ),
+    Law(
+        name="still-reached",
+        sentence="A parameter that gets a gradient on every step goes on getting one, as long as its module runs.",
+        rows=(Kind.STATE,),
+        phase="backward",
+        names=(f"*.{GRADIENT_LOST}",),
+        relation=StillReached,
+        tolerance="none: 20 steps in a row with a gradient, then 10 without any",
+        exceptions=(
+            "parameters that no longer require a gradient, or are in no group of the optimizer any more",
+            "modules that do not run: dropped layers, experts without tokens, heads of other tasks and languages",
+            "parameters that take turns with others, or have been without a gradient before",
+            "gradients that are there and zero: see `gradient-dead`",
+        ),
+        causes=(
+            "the graph is cut from this step on: detach(), .data, no_grad(), or a numpy detour",
+            "a term of the loss is left out from this step on",
+        ),
+        look_at="what the script does from this step on: the last module that lost its gradients, and what follows it",
     ),
     Law(
         name="every-rank-gradient",

@@ -25,7 +25,7 @@ from trainermon.monitor.taps.compiled_regions import CompiledRegions
 from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.histograms import ChosenHistograms
-from trainermon.monitor.taps.kept_gradients import KeptGradients
+from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps

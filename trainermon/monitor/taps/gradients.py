@@ -13,6 +13,7 @@ from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.lost_gradients import LostGradients
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import GradientVersion, TapHandle, Training
 
@@ -83,6 +84,7 @@ class GradientTaps:
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
         self._versions: list[GradientVersion] = []
+        self._lost = LostGradients(training, collector, steps, guard)
 
     @property
     def reduced(self) -> list[int]:
@@ -114,6 +116,7 @@ class GradientTaps:
                 )
         elif self._training.final_when_accumulated and not self._others_hook():
             self._handles.extend(self._watch_final())
+        self._lost.attach()
         if per_micro_step:
             self._handles.extend(self._training.watch_micro_gradients(self._guard, self._added))
 
@@ -122,6 +125,7 @@ class GradientTaps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._lost.detach()
 
     def new_step(self) -> None:
         """Release what belongs to the step that has ended."""
@@ -180,8 +184,11 @@ class GradientTaps:
         if self._without_series:
             self._number_stepped()
         reduced, unreduced = self._reduced, self._unreduced
+        missing: frozenset[int] = frozenset()
         if not self._takes_all or self._taken_when_final or _NONE in {*map(type, gradients)}:
             present = [i for i in self._indices if gradients[i] is not None and i not in self._taken_when_final]
+            if len(present) + len(self._taken_when_final) < len(self._indices):
+                missing = frozenset(i for i in self._indices if gradients[i] is None)
             if not present:
                 self._is_taken = bool(self._taken_when_final)
                 return self._is_taken
@@ -189,6 +196,7 @@ class GradientTaps:
             gradients = [gradients[i] for i in present]
         first = self._collector.take(reduced, gradients)
         self._is_taken = first >= 0
+        self._lost.step(missing)
         if not self._training.reduces:
             self._collector.share_all(unreduced, first, gradients)
         return self._is_taken

@@ -10,7 +10,7 @@ from trainermon.core.catalogue import GRADIENT_KEPT
 from trainermon.core.values import Coordinates, Kind
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import plain
-from trainermon.monitor.taps.kept_gradients import KeptGradients
+from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
 
 STEPS = 6
 SMALLEST = "1.bias"

@@ -1,0 +1,1 @@
+"""What the loop of a training script leaves undone: see README.md."""

@@ -1,0 +1,106 @@
+"""Parameters that had a gradient on every step and have none any more, although their modules compute as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainermon.core.catalogue import GRADIENT_LOST
+from trainermon.core.values import Kind
+from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.micro_steps import MicroSteps
+from trainermon.monitor.taps.training import TapHandle, Training
+
+STEADY, AFTER = 20, 10
+"""Steps in a row with a gradient, and then without one, before anything is looked at."""
+
+
+class LostGradients:
+    """Finds parameters whose gradient stays away while the rest of the training goes on.
+
+    After `AFTER` steps without one the modules that hold the parameter are hooked for one step. Where one of them runs
+    in training, and the parameter is in a group of the optimizer and still requires a gradient, its graph is cut: from
+    then on a row tells for how many steps, `gradient_lost`. A module that does not run is left out on purpose, as a
+    layer that is dropped, an expert without tokens, the head of another task or language. Nothing is said of what came
+    back before, nor of what went on the very step on which another gradient came: they take turns.
+
+    No tensor is read. It costs nothing while every parameter has a gradient, and some microseconds a step while a
+    parameter has none.
+
+    Args:
+        training: Whose gradients.
+        collector: Takes the rows.
+        steps: Knows whether a replay runs.
+        guard: Contains errors of the hooks.
+    """
+
+    def __init__(self, training: Training, collector: Collector, steps: MicroSteps, guard: FaultGuard) -> None:
+        self._training, self._collector, self._steps, self._guard = training, collector, steps, guard
+        self._num_steps = 0
+        self._missing: frozenset[int] = frozenset()
+        self._came: dict[int, int] = {}  # the step from which on it has a gradient again
+        self._went: dict[int, int] = {}  # the first step without one
+        self._by_turns: set[int] = set()
+        self._suspects: frozenset[int] = frozenset()  # whose modules are hooked
+        self._cut: set[int] = set()
+        self._handles: list[TapHandle] = []
+
+    def attach(self) -> None:
+        """Hook the modules that hold those parameters of which it is to be found out, if there are any."""
+        numbers = {id(self._training.parameters[i].tensor): i for i in self._suspects}
+        modules = (*self._training.roots, *(watched.module for watched in self._training.modules)) if numbers else ()
+        for module in modules:
+            own = frozenset(numbers[id(p)] for p in module._parameters.values() if id(p) in numbers)
+            if own:
+                self._handles.append(module.register_forward_pre_hook(self._guard.wrap(self._ran, own)))
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def step(self, missing: frozenset[int]) -> None:
+        """Take which parameters have no gradient in this step, by their positions."""
+        self._num_steps += 1
+        if self._suspects:
+            self.detach()
+            self._suspects = frozenset()
+        if missing != self._missing:
+            self._changed(missing)
+        for i in sorted(self._cut):
+            if self._is_trained(i):
+                held = self._training.parameters[i]
+                series = self._collector.table.id_of(held.key(Kind.STATE, GRADIENT_LOST), held.placement)
+                self._collector.put(series, float(self._num_steps - self._went[i] + 1))
+        due = [i for i, since in self._went.items() if self._num_steps - since == AFTER - 1]
+        if due:
+            self._suspects = frozenset(filter(self._is_trained, due))
+            self.attach()
+
+    def _changed(self, missing: frozenset[int]) -> None:
+        went, came = missing - self._missing, self._missing - missing
+        self._missing = missing
+        self._by_turns.update(self._went.keys() & came)
+        for i in came:
+            self._went.pop(i, None)
+            self._came[i] = self._num_steps
+        self._cut -= came
+        if not came:
+            steady = (i for i in went - self._by_turns if self._num_steps - self._came.get(i, 1) >= STEADY)
+            self._went.update(dict.fromkeys(steady, self._num_steps))
+
+    def _is_trained(self, index: int) -> bool:
+        tensor = self._training.parameters[index].tensor
+        if not tensor.requires_grad:
+            return False
+        groups = getattr(self._training.optimizer, "param_groups", ())
+        stepped = {id(parameter) for group in groups for parameter in group["params"]}
+        return id(tensor) in stepped or not any(id(p.tensor) in stepped for p in self._training.parameters)
+
+    def _ran(self, own: frozenset[int], module: nn.Module, _args: Any) -> None:
+        if not self._steps.muted and (module.training or torch.is_grad_enabled()):
+            self._cut |= own
