@@ -1,8 +1,13 @@
 """A plain argument that differs is where a difference begins, unless tensors that differed before may have made it."""
 
 import json
+import math
 
+import hypothesis
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare import compare
@@ -83,17 +88,50 @@ def test_one_that_tensors_may_have_made_is_not_blamed_after_a_difference(ours, t
 
 
 def test_what_was_written_is_listed_beside_parameters_that_an_earlier_step_changed(tmp_path):
-    def data(literal, scale):
-        other = forward(form(1.0), output=form(0.4 * scale), parameters={"weight": form(0.3 * scale)})
-        return {
-            "Module.fc2.Linear.forward.0": other,
-            **model(literal, 0.7 * scale, weight=0.5 * scale, given=0.7 * scale),
-        }
-
-    parameters, literal = causes_of(found(tmp_path, data(1.001, 1.25), data(1.0, 1.0)))
+    comparison = found(tmp_path, changed_before(1.001, 1.25), changed_before(1.0, 1.0))
+    parameters, literal = causes_of(comparison)
 
     assert "2 of 2 parameters differ before the step" in parameters.words
     assert (literal.call.key, f"{MUL} {literal.words}") == (MUL, SENTENCE)
+    assert headline(comparison).endswith(f"an earlier step did, or what was loaded; {SENTENCE}.")
+
+
+def changed_before(literal, scale):
+    """Return two layers whose weights an earlier step scaled, and a function that takes a plain argument."""
+    data = model(literal, 0.7 * scale, weight=0.5 * scale, given=0.7 * scale)
+    other = forward(form(1.0), output=form(0.4 * scale), parameters={"weight": form(0.3 * scale)})
+    return {"Module.fc2.Linear.forward.0": other, **data}
+
+
+ROOTS = st.integers(1, 1 << 16).map(math.sqrt).flatmap(lambda root: st.sampled_from([root, 1 / root]))
+
+
+@settings(max_examples=40)
+@given(ROOTS, st.one_of(ROOTS, st.sampled_from([0.5, 8.0])))
+def test_roots_of_widths_are_written_and_what_float32_has_of_them_is_not(tmp_path_factory, ours, theirs):
+    for is_read in (False, True):
+        folder = tmp_path_factory.mktemp("roots")
+        sides = [float(np.float32(value)) if is_read else value for value in (ours, theirs)]
+        hypothesis.assume(sides[0] != sides[1])
+        comparison = found(folder, changed_before(sides[0], 1.25), changed_before(sides[1], 1.0))
+
+        is_written = all(
+            side in {float(f"{side:.4g}"), value} for side, value in zip(sides, (ours, theirs), strict=True)
+        )
+        assert ((MUL, "input.1") in blamed(comparison)) is is_written
+
+
+def test_a_trained_operand_of_a_function_is_one_of_the_parameters_that_an_earlier_step_changed(tmp_path):
+    def data(scale):
+        batch = form(0.9) | {"requires_grad": False}
+        add = {"Tensor.__add__.0.forward": forward(batch, form(0.2 * scale), output=form(0.9 + 0.2 * scale))}
+        return add | changed_before(1.0, scale)
+
+    comparison = found(tmp_path, data(1.25), data(1.0))
+
+    assert ("Tensor.__add__.0.forward", "input.1") in blamed(comparison)
+    (parameters,) = causes_of(comparison)
+    assert "2 of 2 parameters differ before the step" in parameters.words
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1.5, 1.0), (3, 2)])

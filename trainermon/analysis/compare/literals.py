@@ -1,8 +1,8 @@
 """Which plain arguments that differ were written so in the script, and which are only consequences of tensors.
 
 A dump does not tell `x * 1.001` from `x * y.item()`. Where nothing differed before, either is where a difference began.
-Where something did, a short number (`1.001`) or a word is what somebody wrote; a length, a choice or a number with all
-the digits of its type may have been computed.
+Where something did, a short number (`1.001`), the root of a whole number (`math.sqrt(head_dim)`) or a word is what
+somebody wrote; a length, a choice or another number with all the digits of its type may have been computed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from trainermon.dump.files.records import FORWARD
 
 _MAX_DIGITS = 4
 """Significant digits that a number in a script has; a share of a few dozen elements has more."""
+_ROOT = (
+    1e-15  # relative: what float64 keeps of the square of a root, which a number read off float32 has by chance only
+)
+_MAX_SQUARE = 1 << 20
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|hpu|mps|meta|ascend|gpu)(:\d+)?", re.IGNORECASE)
 
 
@@ -76,7 +80,7 @@ class LiteralFinder:
         given = [*self._flow.facts[call.key].given, *(self._flow.facts[around].given if around is not None else ())]
         sizes = [each.size for each in given if each.item.is_tensor]
         if error.item.dtype == error.golden.dtype == PLAIN:
-            return not (self._any_bits or sizes) or all(map(_is_short, values))
+            return not (self._any_bits or sizes) or all(_is_short(value) or _is_root(value) for value in values)
         return not self._more_than_rounding and all(size <= floor for size in sizes)
 
 
@@ -87,3 +91,11 @@ def _values(error: TensorError) -> tuple[str, str]:
 def _is_short(value: object) -> bool:
     """Return whether a number has as few digits as one that somebody writes."""
     return isinstance(value, float) and math.isfinite(value) and float(f"{value:.{_MAX_DIGITS}g}") == value
+
+
+def _is_root(value: object) -> bool:
+    """Return whether a number is the root of a whole number, or 1 over it, as scripts scale by a width."""
+    if not isinstance(value, float) or not value or not math.isfinite(value) or math.isinf(1 / value):
+        return False
+    squares = (size * size for size in (value, 1 / value))
+    return any(1 <= square <= _MAX_SQUARE and math.isclose(square, round(square), rel_tol=_ROOT) for square in squares)

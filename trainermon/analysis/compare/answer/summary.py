@@ -13,7 +13,7 @@ from trainermon.analysis.compare.answer.remarks import first_differing, incompar
 from trainermon.analysis.compare.answer.structure import lone_before
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, value_of
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, value_of
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
 from trainermon.analysis.compare.verdicts import (
@@ -199,16 +199,27 @@ def headline(comparison: Comparison) -> str:
     """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding."""
     if why := incomparable(comparison):
         return why
-    for call, place, words in causes_of(comparison)[:1]:
+    causes = causes_of(comparison)
+    for call, place, words in causes[:1]:
         if call.result == UNMATCHED:
             return f"The first difference: {call.key}{placed_in(comparison, call)} {words}."
         if literal_of(call):
             return f"The first difference: {call.key}{module_around(comparison, call)} {words}."
         where = placed_in(comparison, call)
         if place:
-            return f"The first difference came in with {call.key}.{place}{where}: {words}."
+            return (
+                f"The first difference came in with {call.key}.{place}{where}: {words}{_written(comparison, causes)}."
+            )
         return f"The first difference arose in {call.key}{where}: {words}{_lone_function(comparison, call)}."
     return without_blame(comparison)
+
+
+def _written(comparison: Comparison, causes: Sequence[BlamedPlace]) -> str:
+    """Return which plain argument differs besides weights that an earlier step changed: it may have done that."""
+    written = next((one for one in causes if literal_of(one.call)), None)
+    if written is None or not _is_weight(causes[0]):
+        return ""
+    return f"; {written.call.key}{module_around(comparison, written.call)} {written.words}"
 
 
 def causes_of(comparison: Comparison) -> list[BlamedPlace]:
@@ -281,9 +292,16 @@ def _is_one_type(row: ResultRow) -> bool:
 
 
 def _is_weight(cause: BlamedPlace) -> bool:
-    """Return whether a difference began with a parameter, or with a weight that a function took."""
+    """Return whether a difference began with a parameter, or with a weight or trained operand that a function took."""
     call = cause.call.target
-    return _is_parameter(cause.place) or (call is not None and takes_weight(call, cause.place))
+    if call is None or not cause.place:
+        return False
+    return _is_parameter(cause.place) or takes_weight(call, cause.place) or _is_trained(call, cause.place)
+
+
+def _is_trained(call: DumpCall, place: str) -> bool:
+    """Return whether a forward took a tensor at `place` that requires a gradient: one that no call made is a leaf."""
+    return call.direction == FORWARD and any(row.place == place and row.requires_grad for row in call.items)
 
 
 def _is_parameter(place: str) -> bool:
