@@ -51,7 +51,7 @@ from trainermon.core.private_files import make_private_directory, open_private, 
 from trainermon.core.spool import list_ranks
 from trainermon.core.values import SeriesKey, StatBlock
 from trainermon.exporters.prometheus.exposition import Exposition
-from trainermon.exporters.store.blocks import newest_segments, read_blocks, read_rows
+from trainermon.exporters.store.blocks import GrowingTables, newest_segments, read_blocks, read_rows
 from trainermon.exporters.store.damaged import set_aside_unreadable
 from trainermon.exporters.store.segments import cover
 from trainermon.exporters.store.store import read_cursors
@@ -266,8 +266,9 @@ def _pipeline(
 def restore(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHistory, log: AlertLog) -> None:
     """Refill rules and history from the store: usual ranges, open alerts, lines and heat maps.
 
-    The rules know a series by its number in the rank's own table, a segment has a table of its own; so the series are
-    looked up in the tables that the journals have now.
+    The rules know a series by its number in the rank's own table, a segment has a table of its own. So the series of
+    the present attempt are looked up in the tables that the journals have now; of attempts before it, whose journals
+    are gone, they are numbered anew.
 
     Raises:
         StoreError: A segment could not be read; if it is damaged, it was set aside.
@@ -284,20 +285,22 @@ def restore(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHist
 def _take_back(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHistory) -> None:
     began_s = time.monotonic()
     history.refill(segments)
-    tables = _live_tables(spool, segments)
+    tables, earlier = _live_tables(spool, segments), GrowingTables()
+    present = max((live.attempt for live in tables.values()), default=0)
     num_blocks = 0
-    numbers: dict[tuple[int, int], tuple[tuple[SeriesKey, ...], np.ndarray]] = {}
+    numbers: dict[int, tuple[tuple[SeriesKey, ...], np.ndarray]] = {}
     for header, block in read_blocks(segments):
-        live = tables.get(header.coordinates.rank)
-        if live is None:
-            continue
-        place = (header.coordinates.rank, header.attempt)
-        if place not in numbers or numbers[place][0] is not header.series:
-            index = {key: number for number, key in enumerate(live.series)}
-            numbers[place] = (header.series, np.array([index.get(key, -1) for key in header.series], np.int64))
-        translated = _translate(block, numbers[place][1])
-        engine.prime(dataclasses.replace(live, attempt=header.attempt), live.series, [translated])
-        num_blocks += 1
+        rank = header.coordinates.rank
+        if header.attempt < present:
+            before, keys, translated = earlier.translate(header, block)
+            engine.prime(before, keys, [translated])
+            num_blocks += 1
+        elif live := tables.get(rank):
+            if rank not in numbers or numbers[rank][0] is not header.series:
+                index = {key: number for number, key in enumerate(live.series)}
+                numbers[rank] = (header.series, np.array([index.get(key, -1) for key in header.series], np.int64))
+            engine.prime(live, live.series, [_translate(block, numbers[rank][1])])
+            num_blocks += 1
     if num_blocks:
         _log.info("%d steps of the store were taken back in %.1f s", num_blocks, time.monotonic() - began_s)
 

@@ -83,10 +83,7 @@ def wrapped(inner: Network, fault: str, reduction: Reduction) -> nn.Module:
     if fault.startswith("sharded"):
         fully_shard(inner)
         return inner
-    may_be_unused = fault.startswith(("cut", "unfrozen", "replaced"))
-    inner.first.requires_grad_(fault != "unfrozen")
-    model = DistributedDataParallel(inner, find_unused_parameters=may_be_unused)
-    inner.first.requires_grad_(not fault.startswith("unfrozen"))
+    model = DistributedDataParallel(inner, find_unused_parameters=fault.startswith("cut"))
     model.register_comm_hook(reduction, Reduction.reduce)
     return model
 
@@ -106,15 +103,6 @@ def clip(model: nn.Module, fault: str, step: int) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
 
 
-def change(model: Network, optimizer: torch.optim.Optimizer, fault: str) -> None:
-    """Unfreeze or replace what the wrapper does not know, or, with "in time", what it does."""
-    model.first.requires_grad_()
-    if fault == "replaced":
-        old, model.head.weight = model.head.weight, nn.Parameter(model.head.weight.detach().clone())
-        held = optimizer.param_groups[0]["params"]
-        optimizer.param_groups[0]["params"] = [model.head.weight if p is old else p for p in held]
-
-
 def main(fault: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(1)
@@ -127,8 +115,6 @@ def main(fault: str, folder: Path) -> None:
     for step, ids in enumerate(itertools.islice(batches(fault, dist.get_rank()), STEPS)):
         reduction.step = step
         inner.is_cut |= fault == "cut later" and step >= CUT_FROM
-        if step == WRONG_FROM:
-            change(inner, optimizer, fault)
         if fault != "not cleared" or step < WRONG_FROM:
             optimizer.zero_grad()
         logits = model(ids)

@@ -20,6 +20,7 @@ from trainermon.alerts.laws.precision import NotRoundedAway
 from trainermon.alerts.laws.recomputation import RepeatsForward
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.replicas import EqualCopies
+from trainermon.alerts.laws.restarts import RESTART_LAWS
 from trainermon.alerts.laws.settings import GoesOn, InProportion, MildDecay, Steady
 from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
 from trainermon.alerts.laws.updates import Copied, Moves
@@ -127,13 +128,10 @@ LAWS: tuple[Law, ...] = (
         causes=(
             "the gradients of these parameters are not reduced: over data-parallel ranks as the forward bypassed the "
             "wrapper or no_sync() was left on, over tensor-parallel ones as a norm or router is not marked for it",
-            "a part of the model had no part in the loss of some ranks (a detached branch, a condition on the data), "
-            "and DDP, without find_unused_parameters=True, waited for its gradients in vain",
             "a collective lost what it carried on one rank, or ran in the wrong group",
             "copies were computed from other random numbers, as the dropout of tensor-parallel ranks",
         ),
-        look_at="whether these parameters got a gradient on every rank, and what reduces it; their weights part in the "
-        "step that follows",
+        look_at="what reduces these parameters over these ranks; their weights part in the step that follows",
     ),
     Law(
         name="one-clip-factor",
@@ -445,6 +443,7 @@ LAWS: tuple[Law, ...] = (
         causes=("the scheduler's state is not in the checkpoint, or was loaded before the optimizer's",),
         look_at="whether scheduler.load_state_dict is called, and last_epoch",
     ),
+    *RESTART_LAWS,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainermon.analysis.diagnosis.against.gradient_chain import chain_texts
 from trainermon.analysis.diagnosis.against.run_verdicts import describe
@@ -22,7 +22,6 @@ from trainermon.analysis.diagnosis.findings import (
     Symptom,
 )
 from trainermon.analysis.diagnosis.wording import counted, phase_name
-from trainermon.analysis.environment.apart import lines_of
 from trainermon.dump.files.verdicts import OperationVerdict, Reproducibility
 
 WIDTH = 100
@@ -32,6 +31,7 @@ _MAX_RANKS = 8
 _MAX_PARAMETERS = 4
 _MAX_EVIDENCE = 5
 _MAX_CONTRASTS = 3
+_MAX_SETTINGS = 5
 _MAX_FIRING = 4
 _MAX_LINKS_BESIDE_LEVELS = 5
 _BESIDE_REFERENCE = {
@@ -53,7 +53,7 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
 
     `colour` adds escape codes.
     """
-    lines = list(lines_of(diagnosis.setting_differences))
+    lines = list(_settings(diagnosis.setting_differences))
     lines += [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
@@ -76,6 +76,18 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     room = max(1, MAX_LINES - len(lines) - len(last) - 1)
     lines += _block("evidence", [textwrap.shorten(text, WIDTH + 40, placeholder=" …") for text in evidence][:room])
     return "\n".join([*lines[: MAX_LINES - len(last)], *last]) + "\n"
+
+
+def _settings(differences: Sequence[str]) -> Iterator[str]:
+    """Yield which settings of two runs differ: whatever else is found may follow from them."""
+    if not differences:
+        return
+    verb = "setting differs" if len(differences) == 1 else "settings differ"
+    yield f"{len(differences)} {verb}, look there first, what follows may come of it:"
+    yield from ("  " + textwrap.shorten(text, WIDTH + 40, placeholder=" …") for text in differences[:_MAX_SETTINGS])
+    if len(differences) > _MAX_SETTINGS:
+        yield f"and {len(differences) - _MAX_SETTINGS} more: trainermon env compare"
+    yield ""
 
 
 def _level_lines(level: LevelFinding) -> list[str]:
@@ -187,8 +199,7 @@ def _place(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _causes(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.candidates and diagnosis.symptom is not Symptom.NONFINITE:
-        shown, number = diagnosis.candidates[:_MAX_PARAMETERS], len(diagnosis.candidates)
-        yield "or", ", ".join(shown) + (f" and {number - len(shown)} more" if number > len(shown) else "")
+        yield "or", ", ".join(diagnosis.candidates[:_MAX_PARAMETERS])
     if diagnosis.classification is not None:
         yield "cause", describe_classification(diagnosis.classification)
         if diagnosis.classification.source:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -198,3 +199,40 @@ def _header(attempt: int, rank: int, metadata: SegmentMetadata, series: list[tup
         series=tuple(key for key, _ in series),
         placements=tuple(placement for _, placement in series),
     )
+
+
+class GrowingTables:
+    """One series table for each rank, which only grows, as in a journal: every segment has a table of its own."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, list[SeriesKey]] = {}
+        self._placements: dict[int, list[Placement | None]] = {}
+        self._known: dict[int, dict[SeriesKey, int]] = {}
+        self._numbers: dict[int, tuple[tuple[SeriesKey, ...], npt.NDArray[np.int64]]] = {}
+
+    def all(self) -> list[list[SeriesKey]]:
+        """Return the tables of all ranks."""
+        return list(self._keys.values())
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that have shown anything."""
+        return list(self._keys)
+
+    def translate(self, header: Header, block: StatBlock) -> tuple[Header, list[SeriesKey], StatBlock]:
+        """Return a stored block with the numbers of the rank's own table; the header has the placements of that."""
+        rank = header.coordinates.rank
+        keys, known = self._keys.setdefault(rank, []), self._known.setdefault(rank, {})
+        placements = self._placements.setdefault(rank, [])
+        if rank not in self._numbers or self._numbers[rank][0] is not header.series:
+            self._numbers[rank] = (header.series, np.full(len(header.series), -1))
+        numbers = self._numbers[rank][1]
+        shown = np.asarray(block.series)
+        for number in shown[numbers[shown] < 0].tolist():
+            key = header.series[number]
+            if key not in known:
+                known[key] = len(keys)
+                keys.append(key)
+                placements.append(header.placements[number])
+            numbers[number] = known[key]
+        placed = dataclasses.replace(header, series=(), placements=tuple(placements))  # its series are the segment's
+        return placed, keys, dataclasses.replace(block, series=numbers[shown].astype(np.uint32))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,15 +25,11 @@ class HeldPlaces:
 
     Attributes:
         gone: Positions of the watched parameters that the model does not hold any more.
-        late: Parameters that were put in, or unfrozen, since, and that the optimizer steps. One that is in the place of
-            a watched one has its shape and type: its rows go on.
     """
 
     def __init__(self, parameters: Sequence[HeldParameter], roots: Sequence[nn.Module], optimizer: Any) -> None:
         self._parameters, self._roots, self._optimizer = parameters, roots, optimizer
         self.gone: frozenset[int] = frozenset()
-        self.late: Sequence[HeldParameter] = ()
-        self._watched = {id(parameter.tensor) for parameter in parameters}
         self._known = {id(parameter.tensor) for parameter in parameters}
         self._scans_left = _MAX_SCANS
         self._begin()
@@ -85,7 +80,6 @@ class HeldPlaces:
         trained = {key: p for key, p in now.items() if p.requires_grad and id(p) not in self._known}
         new = [name for (stage, name), p in trained.items() if (stage, name) not in replaced]
         stepped = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self.late = self._late(now, {*map(id, stepped)})
         foreign = [p for p in stepped if p.requires_grad and id(p) not in self._known | held]
         self._known |= {id(p) for p in (*trained.values(), *foreign)}
         parts = []
@@ -93,29 +87,16 @@ class HeldPlaces:
             names = _listed([self._parameters[i].name for i in lost])
             parts.append(
                 f"the model holds another parameter in the place of {names} than at set_monitor, or none (a module was "
-                "replaced, or load_state_dict(assign=True)): nothing but its gradient is shown from now on, if it is "
-                "stepped and has the same shape, and rows of the last steps may be those of the old one"
+                "replaced, or load_state_dict(assign=True)): no more is shown of it, and rows of the last steps may "
+                "be those of the old one"
             )
         if new:
             parts.append(
-                f"parameters require a gradient that did not, or were not there, at set_monitor: {_listed(new)} (of "
-                "those that are stepped the gradients are shown)"
+                f"parameters require a gradient that did not, or were not there, at set_monitor: {_listed(new)}"
             )
         if foreign:
             parts.append(f"the optimizer has been given {len(foreign)} parameters that the model does not hold")
         return "; ".join(parts) + _AGAIN if parts else ""
-
-    def _late(self, now: Mapping[tuple[int, str], nn.Parameter], stepped: Set[int]) -> Sequence[HeldParameter]:
-        before = {(held.stage, held.name): held.placement for held in self._parameters}
-        usual = self._parameters[0].placement
-        found = []
-        for (stage, name), p in now.items():
-            dtype = str(p.dtype).removeprefix("torch.")
-            placement = dataclasses.replace(usual, dtype=dtype, shape=tuple(p.shape))
-            is_late = p.requires_grad and id(p) not in self._watched and id(p) in stepped
-            if is_late and before.get((stage, name), placement) == placement:
-                found.append(HeldParameter(name, p, placement, stage))
-        return found
 
 
 class HeldModules:

@@ -146,8 +146,6 @@ class Training(abc.ABC):
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
         unstepped: Positions of the parameters that are in no group of the outer optimizer, if that can be told: another
             one may step them, at other times, so their gradients belong to no step of this one.
-        late: Parameters that the script has put in, or unfrozen, since `parameters` were listed, and that are stepped;
-            only their gradients are read.
         shows_unstepped: Whether these are shown all the same, with the step of the outer one.
         communicates: Which axes the forward communicates over ("tp", "cp", "ep", "dp" …): a replay needs all ranks of
             them. Empty: one rank can replay alone.
@@ -166,7 +164,6 @@ class Training(abc.ABC):
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
     unstepped: frozenset[int] = frozenset()
-    late: Sequence[HeldParameter] = ()
     shows_unstepped: bool = False
     communicates: tuple[str, ...] = ()
 

@@ -17,19 +17,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trainermon.alerts.conditions.criteria import Differs, Reported, Saturated
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.core.errors import StoreError
-from trainermon.core.journal import Header
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT
-from trainermon.core.values import Alert, AlertState, Kind, SeriesKey, StatBlock, as_plain
-from trainermon.exporters.store.blocks import read_blocks
+from trainermon.core.values import Alert, AlertState, Kind, as_plain
+from trainermon.exporters.store.blocks import GrowingTables, read_blocks
 from trainermon.exporters.store.query import find_run, flush_agents
 
 BUILT_IN = "default"
@@ -114,7 +110,7 @@ def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None
                 ends[alert.id] = alert.step
 
     for segments in sorted(run_dir.glob("nodes/*/segments")):
-        engine, tables = RuleEngine(rules), _GrowingTables()
+        engine, tables = RuleEngine(rules), GrowingTables()
         for header, block in itertools.islice(read_blocks(segments, max_rows=_EVERYTHING), max_steps):
             num_steps += 1
             note(engine.evaluate(*tables.translate(header, block)))
@@ -126,40 +122,6 @@ def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None
         raise StoreError(f"{run_dir}: no step is stored, so no rule can be tried on it")
     found = sorted(alerts.values(), key=lambda alert: (alert.attempt, alert.first_step, alert.rank))
     return RuleRehearsal(alerts=tuple(found), ends=ends, num_steps=num_steps, num_series=num_series, faults=faults)
-
-
-class _GrowingTables:
-    """One series table per rank that only grows, as in a journal: every segment has a table of its own."""
-
-    def __init__(self) -> None:
-        self._keys: dict[int, list[SeriesKey]] = {}
-        self._known: dict[int, dict[SeriesKey, int]] = {}
-        self._numbers: dict[int, tuple[tuple[SeriesKey, ...], NDArray[np.int64]]] = {}
-
-    def all(self) -> list[list[SeriesKey]]:
-        """Return the tables of all ranks."""
-        return list(self._keys.values())
-
-    def ranks(self) -> list[int]:
-        """Return the ranks that have shown anything."""
-        return list(self._keys)
-
-    def translate(self, header: Header, block: StatBlock) -> tuple[Header, list[SeriesKey], StatBlock]:
-        """Return the block with the numbers of the rank's own table."""
-        rank = header.coordinates.rank
-        keys, known = self._keys.setdefault(rank, []), self._known.setdefault(rank, {})
-        if rank not in self._numbers or self._numbers[rank][0] is not header.series:
-            self._numbers[rank] = (header.series, np.full(len(header.series), -1))
-        numbers = self._numbers[rank][1]
-        shown = np.asarray(block.series)
-        for number in shown[numbers[shown] < 0].tolist():
-            key = header.series[number]
-            if key not in known:
-                known[key] = len(keys)
-                keys.append(key)
-            numbers[number] = known[key]
-        header = dataclasses.replace(header, series=(), placements=())  # they are the segment's
-        return header, keys, dataclasses.replace(block, series=numbers[shown].astype(np.uint32))
 
 
 def _report(rules: Sequence[AlertRule], rehearsal: RuleRehearsal, run_dir: Path) -> Iterator[str]:
