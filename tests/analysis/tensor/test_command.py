@@ -184,7 +184,7 @@ def test_diff_of_folders_pairs_files_by_name(tmp_path, capsys):
     tensor("diff", tmp_path / "a", tmp_path / "b")
 
     text = capsys.readouterr().out
-    assert text.startswith("1 of 2 tensors differ")
+    assert text.startswith("1 of 2 compared tensors differ; 2 on one side only, 1 of other shapes\n")
     assert "rank0/other.npy" in text
     assert "rank0/same.npy" not in text
     assert "other shape  rank0/shape.npy: [97] and [98]" in text
@@ -399,6 +399,38 @@ def test_diff_of_folders_as_json_tells_pairs_and_what_has_none(tmp_path, capsys)
     assert (pair["differing"], pair["max_absolute"], pair["first"][0]["position"]) == (1, 2.0, [1])
     assert found["unmatched"] == [f"only in {tmp_path / 'a'}: a.npy", f"only in {tmp_path / 'b'}: b.npy"]
     assert found["shapes"] == ["shape.npy: [3] and [5]"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        (lambda _: None, 0, "0 of 3 tensors differ\n"),
+        (lambda folder: (folder / "x.npy").unlink(), 4, "0 of 2 compared tensors differ; 1 on one side only\n"),
+        (lambda folder: (folder / "x.npy").write_bytes(b"junk"), 4, "0 of 2 compared tensors differ; 1 not read\n"),
+        (lambda folder: save(folder / "x.npy", np.ones(2)), 3, "0 of 2 compared tensors differ; 1 of other shapes\n"),
+        (lambda folder: save(folder / "x.npy", np.ones(3) + 1), 3, "1 of 3 tensors differ\n"),
+    ],
+)
+def test_what_was_not_compared_is_not_counted_as_equal(change, status, said, tmp_path, capsys):
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        for name in "xyz":
+            save(tmp_path / folder / f"{name}.npy", np.ones(3))
+    change(tmp_path / "b")
+
+    words = ["tensor", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code"]
+    assert main(words) == status
+
+    assert capsys.readouterr().out.startswith(said)
+    assert main([*words, "--json"]) == status
+
+
+@pytest.mark.parametrize(("value", "status"), [(1.0, 0), (2.0, 3)])
+def test_the_status_tells_whether_two_tensors_differ(value, status, tmp_path):
+    save(tmp_path / "a.npy", np.ones(3))
+    save(tmp_path / "b.npy", np.full(3, value))
+
+    assert main(["tensor", "diff", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--exit-code"]) == status
 
 
 def test_diff_of_equal_folders_lists_no_tensor(tmp_path, capsys):

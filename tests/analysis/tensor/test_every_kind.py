@@ -96,7 +96,7 @@ def test_one_tensor_that_is_not_read_leaves_the_others_judged(tmp_path, capsys):
     assert main(["tensor", "diff", *(str(tmp_path / f"{name}.safetensors") for name in ("a", "b"))]) == 0
 
     out = capsys.readouterr().out
-    assert out.startswith("1 of 1 tensors differ, 1 not compared\n")
+    assert out.startswith("1 of 1 compared tensors differ; 1 not read\n")
     assert "not compared  x: elements of type F4 cannot be read" in out
 
 
@@ -125,4 +125,4 @@ def test_folders_without_a_common_name_are_not_said_to_agree(tmp_path, capsys):
 
     assert main(["tensor", "diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
 
-    assert capsys.readouterr().out.startswith("nothing is compared: no tensor is in both\n")
+    assert capsys.readouterr().out.startswith("nothing is compared: no tensor is in both; 4 on one side only\n")

@@ -33,6 +33,7 @@ from trainermon.dump.files.reader import is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.drawn_calls import draws_the_same
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
+from trainermon.replay.dumped_values import UNREADABLE
 
 # Calls of modules consist of calls of functions.
 _NOT_JUDGED = {"Module": "a module: its functions are judged"}
@@ -123,6 +124,11 @@ class CallsCheck:
     def skipped(self) -> Counter[str]:
         """How many calls were not judged, by reason."""
         return Counter(call.reason for call in self.of(Status.SKIP))
+
+    @property
+    def num_unread(self) -> int:
+        """How many calls were not judged because a tensor in the dump cannot be read."""
+        return sum(number for why, number in self.skipped.items() if why.startswith(UNREADABLE))
 
 
 def dumps_below(path: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from trainermon.analysis.check.run_options import (
     chosen_rules,
     save_wrong,
 )
-from trainermon.analysis.check.screen import render_text
+from trainermon.analysis.check.screen import is_cut, render_text
 from trainermon.analysis.check.tables import document, write_files
 from trainermon.analysis.check.worker_options import (
     add_worker_options,
@@ -41,16 +41,14 @@ from trainermon.analysis.check.worker_options import (
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.core.terminal.manners import say_interrupted
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.dump.files.records import BACKWARD, FORWARD
-from trainermon.replay.dumped_values import UNREADABLE
 
 FORMATS = ("csv", "json", "html", "md")
 DEFAULT_FORMATS = ("csv", "json")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
-WRONG = 3
 BOTH = "both"
 STAGES = (FORWARD, BACKWARD, BOTH)
-"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 INTERRUPTED = 130
 
 
@@ -122,7 +120,7 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument(
         "--skip", action="append", default=[], metavar="PATTERN", help="leave out calls whose keys match"
     )
-    parser.add_argument("--exit-code", action="store_true", help=f"end with status {WRONG} if a call is wrong")
+    add_exit_code(parser, "a call is wrong", "none is, and not all could be read")
     parser.add_argument("--strict", action="store_true", help="with --exit-code, count warnings as wrong")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON, see docs/check.md")
 
@@ -171,9 +169,11 @@ def _check(args: argparse.Namespace) -> int:
     _write(checks, args)
     if not is_whole:
         return 1
-    if args.exit_code and _is_wrong(checks, strict=args.strict):
-        return WRONG
-    return _gate(checks, strict=args.strict) if args.exit_code else 0
+    is_wrong = _is_wrong(checks, strict=args.strict)
+    if args.exit_code and not is_wrong and all(call.status is Status.SKIP for one in checks for call in one.calls):
+        sys.stderr.write("trainermon check: --exit-code: no call was judged\n")
+        return 1
+    return exit_status(args, found=is_wrong, whole=not any(one.num_unread or is_cut(one) for one in checks))
 
 
 def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
@@ -237,18 +237,6 @@ def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
                     sys.stdout.write(f"wrote {path}\n")
     if args.journal is not None:
         args.journal.remove()
-
-
-def _gate(checks: Sequence[CallsCheck], *, strict: bool) -> int:
-    """Return 1, and say why, where nothing was judged, or (strict) a tensor cannot be read; else 0."""
-    if all(call.status is Status.SKIP for check in checks for call in check.calls):
-        sys.stderr.write("trainermon check: --exit-code: no call was judged\n")
-        return 1
-    lost = sum(number for check in checks for why, number in check.skipped.items() if why.startswith(UNREADABLE))
-    if strict and lost:
-        sys.stderr.write(f"trainermon check: --strict: of {lost} calls the tensors cannot be read\n")
-        return 1
-    return 0
 
 
 def _is_wrong(checks: Sequence[CallsCheck], *, strict: bool) -> bool:

@@ -25,15 +25,13 @@ from trainermon.core.errors import ConfigError, DumpError
 from trainermon.core.terminal.manners import note
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text, writing_text
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.core.values import TextEnum, as_plain
-from trainermon.dump.files.reader import is_spoiled, load_raw, parse_dump
+from trainermon.dump.files.reader import gap_notes, is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, FORWARD, EntryRecord, TensorRecord
 from trainermon.dump.files.verdicts import NonfiniteCause
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 from trainermon.replay.precise import floating, judge
-
-KERNEL_STATUS = 3
-"""With --exit-code, if a kernel is to blame."""
 
 FORMATS = ("csv", "json")
 _COLUMNS = ("API name", "Class", "Reason", "Dump")
@@ -85,9 +83,7 @@ def add_overflow(actions: Any) -> None:
     )
     parser.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-d", nargs="+", dest="device_ids", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--exit-code", action="store_true", help=f"end with status {KERNEL_STATUS} if a kernel is to blame"
-    )
+    add_exit_code(parser, "a kernel is to blame", "none is, and a call could not be judged or is missing")
     parser.add_argument("-o", "--output", "--out_path", type=Path, metavar="DIR", help="write files into this folder")
     parser.add_argument(
         "-f", "--format", action="append", choices=FORMATS, help="what to write, may be repeated (default: both)"
@@ -201,8 +197,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.output is not None:
         paths = _write_files(found, args.output, args.format or FORMATS)
         note("\n".join(f"trainermon check: wrote {path}" for path in paths))
-    is_kernel = any(call.cause is OverflowClass.KERNEL for calls in found.values() for call in calls)
-    return KERNEL_STATUS if args.exit_code and is_kernel else 0
+    causes = {call.cause for calls in found.values() for call in calls}
+    is_whole = OverflowClass.UNKNOWN not in causes and not gap_notes(*directories)
+    return exit_status(args, found=OverflowClass.KERNEL in causes, whole=is_whole)
 
 
 def _document(found: Mapping[str, Sequence[CallOverflow]]) -> str:
@@ -236,11 +233,12 @@ def _write_files(found: Mapping[str, Sequence[CallOverflow]], folder: Path, form
 
 def _lines(source: str, calls: Sequence[CallOverflow]) -> Iterator[str]:
     yield source
+    limit = "; the dump is not whole" if gap_notes(Path(source)) else ""
     if not calls:
-        yield "  no call overflowed"
+        yield f"  no call overflowed{limit}"
         return
     counts = Counter(call.cause for call in calls)
     parts = ", ".join(f"{counts[cause]} {cause}" for cause in OverflowClass if counts[cause])
     verb = "call" if len(calls) == 1 else "calls"
-    yield f"  {len(calls)} {verb} overflowed: {parts}; first: {calls[0].key}"
+    yield f"  {len(calls)} {verb} overflowed: {parts}; first: {calls[0].key}{limit}"
     yield from (f"  {call.cause:<12}{call.key:<44} {call.reason}" for call in calls)

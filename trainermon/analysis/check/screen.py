@@ -22,8 +22,20 @@ def render_text(checks: Sequence[CallsCheck]) -> str:
 def headline(check: CallsCheck) -> str:
     """Return the result in a line: `3 of 120 forward calls are wrong; first: Functional.linear.17.forward, t.py:88`.
 
-    Where backwards were judged, it counts both: `3 of 230 calls (120 forward, 110 backward) are wrong; …`.
+    Where backwards were judged, it counts both: `3 of 230 calls (120 forward, 110 backward) are wrong; …`. What could
+    not be read is said, too.
     """
+    limits = [f"of {check.num_unread:,} more the tensors could not be read"] if check.num_unread else []
+    limits += ["the dump is not whole"] if is_cut(check) else []
+    return "; ".join([_verdict(check), *limits])
+
+
+def is_cut(check: CallsCheck) -> bool:
+    """Return whether something is known to be missing in the dump."""
+    return bool(gap_notes(Path(check.source)))
+
+
+def _verdict(check: CallsCheck) -> str:
     judged = [call for call in check.calls if call.status is not Status.SKIP]
     errors, warnings = check.of(Status.ERROR), check.of(Status.WARNING)
     calls = _counted(judged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,7 @@ from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.core.values import as_plain
 from trainermon.dump.files.records import TENSOR_FOLDER
 
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("--rtol", type=tolerance, default=0.0, help="what may differ relative to the second (default: 0)")
     diff.add_argument("--atol", type=tolerance, default=0.0, help="what may differ besides (default: 0)")
     diff.add_argument("-n", "--number", type=_positive, default=5, help="how many positions to list (default: 5)")
+    add_exit_code(diff, "a tensor differs", "none does, and not all could be compared")
     top = _action(actions, "top", "the largest elements, or with a second tensor the largest differences")
     _add_pair(top, optional=True)
     top.add_argument("-n", "--number", type=_positive, default=10, help="how many to list (default: 10)")
@@ -100,7 +102,7 @@ def _positive(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run one of the subcommands of `trainermon tensor` (show, diff, convert …), print its result and return 0.
+    """Run one of the subcommands of `trainermon tensor` (show, diff, convert …), print its result, return the status.
 
     Raises:
         DumpError: there is no such tensor, or a file is damaged.
@@ -108,8 +110,7 @@ def main(args: argparse.Namespace) -> int:
     args.tensor = parse_target(args.tensor)
     if getattr(args, "other", None) is not None:
         args.other = parse_target(args.other)
-    _ACTIONS[args.action](args)
-    return 0
+    return _ACTIONS[args.action](args) or 0
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -160,18 +161,18 @@ def _print_list(rows: Iterable[tuple[tuple[str, ...], Any]], args: argparse.Name
         _print(["every tensor is finite"])
 
 
-def _diff(args: argparse.Namespace) -> None:
+def _diff(args: argparse.Namespace) -> int:
     if args.tensor.path.is_dir() != args.other.path.is_dir():
         raise DumpError(f"{args.tensor.path} and {args.other.path}: expected two files or two folders")
     if args.tensor.is_several() or args.other.is_several():
         _refuse_index(args)
-        _diff_all(args)
-        return
+        return _diff_all(args)
     diff = _diff_pair(args, *_pair(args))
     if args.json:
         _print_json(diff)
     else:
         _print(render_diff(diff))
+    return exit_status(args, found=diff.is_apart, whole=True)
 
 
 def _pair(args: argparse.Namespace) -> tuple[StoredTensor, StoredTensor]:
@@ -186,7 +187,7 @@ def _diff_pair(args: argparse.Namespace, ours: StoredTensor, theirs: StoredTenso
     return diff_tensors(ours, theirs, rtol=args.rtol, atol=args.atol, number=args.number)
 
 
-def _diff_all(args: argparse.Namespace) -> None:
+def _diff_all(args: argparse.Namespace) -> int:
     theirs = {_place(tensor, args.other): tensor for tensor in args.other.opened()}
     found: list[tuple[str, TensorDiff]] = []
     rest: dict[str, list[str]] = {"unmatched": [], "shapes": [], "unread": []}
@@ -204,15 +205,23 @@ def _diff_all(args: argparse.Namespace) -> None:
             else:
                 found.append((place, _diff_pair(args, tensor, other)))
     rest["unmatched"] += [f"only in {args.other.path}: {place}" for place in theirs]
+    differing = [(place, diff) for place, diff in found if diff.is_apart]
     if args.json:
         pairs = [as_plain(diff) for _, diff in found]
         sys.stdout.write(json.dumps({"pairs": pairs, **rest}, indent=1, default=_complex) + "\n")
-        return
-    differing = [(place, diff) for place, diff in found if diff.is_apart]
-    said = f"{len(differing):,} of {len(found):,} tensors differ"
-    if not found:
+    else:
+        _print_diffs(differing, len(found), rest)
+    is_whole = bool(found) and not (rest["unread"] or rest["unmatched"])
+    return exit_status(args, found=bool(differing or rest["shapes"]), whole=is_whole)
+
+
+def _print_diffs(differing: Sequence[tuple[str, TensorDiff]], num_compared: int, rest: dict[str, list[str]]) -> None:
+    told = {"unmatched": "on one side only", "shapes": "of other shapes", "unread": "not read"}
+    others = ", ".join(f"{len(rest[name]):,} {words}" for name, words in told.items() if rest[name])
+    said = f"{len(differing):,} of {num_compared:,} {'compared ' if others else ''}tensors differ"
+    if not num_compared:
         said = "nothing is compared: no tensor is in both" + (", and read in both" if rest["unread"] else "")
-    _print([said + (f", {len(rest['unread']):,} not compared" if rest["unread"] else "")])
+    _print([said + (f"; {others}" if others else "")])
     if differing:
         _print(table(DIFF_HEAD, [diff_row(diff, place) for place, diff in differing]))
     _print(printable(f"not compared  {text}") for text in rest["unread"])
@@ -291,7 +300,7 @@ def _complex(value: complex) -> list[Any]:
     return [as_plain(value.real), as_plain(value.imag)]
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "show": _show,
     "diff": _diff,
     "top": _top,

@@ -14,15 +14,15 @@ from trainermon.analysis.check.against.comparison import (
     RULES,
     UNMATCHED,
     Against,
+    ComparedCall,
     compare_details,
     render_against,
     write_against,
 )
 from trainermon.analysis.check.details_rows import read_details
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.core.values import as_plain
-
-WRONG = 3
 
 
 def add_against(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +40,7 @@ def add_against(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=Rules.TRAINERMON.value,
         help="whose rules give the verdict (default: ours)",
     )
-    parser.add_argument("--exit-code", action="store_true", help=f"end with status {WRONG} if a call is wrong")
+    add_exit_code(parser, "a call is wrong", "none is, and a call is in one file only, or was judged in one only")
     parser.add_argument("--strict", action="store_true", help="with --exit-code, count warnings and unmatched calls")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON, see docs/check.md")
     parser.set_defaults(run=run_against)
@@ -63,11 +63,10 @@ def run_against(args: argparse.Namespace) -> int:
         for path in write_against(against, args.output, time.strftime("%Y%m%d%H%M%S")):
             if not args.json:
                 sys.stdout.write(f"wrote {path}\n")
-    if not args.exit_code:
-        return 0
-    if _is_wrong(against, strict=args.strict):
-        return WRONG
-    return 0 if any(call.forward not in (Status.SKIP.value, UNMATCHED) for call in against.calls) else 1
+    is_wrong = _is_wrong(against, strict=args.strict)
+    if args.exit_code and not is_wrong and not any(map(_is_judged, against.calls)):
+        return 1
+    return exit_status(args, found=is_wrong, whole=not against.of(UNMATCHED))
 
 
 def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -77,6 +76,10 @@ def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
         expected = "`trainermon check against TARGET.csv GOLDEN.csv`, or -npu TARGET.csv -gpu GOLDEN.csv"
         raise ConfigError(f"found {len(named)} files of details, expected two: {expected}")
     return named[0], named[1]
+
+
+def _is_judged(call: ComparedCall) -> bool:
+    return call.forward not in (Status.SKIP.value, UNMATCHED)
 
 
 def _is_wrong(against: Against, *, strict: bool) -> bool:

@@ -8,6 +8,7 @@ import functools
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,9 +30,9 @@ from trainermon.analysis.check.follow.steps import StepFolder
 from trainermon.analysis.check.inputs.options import CallInputs, InputData
 from trainermon.analysis.check.worker_options import add_judging_options, chosen_workers
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 
 OUTPUT_FOLDER = "checked"
-WRONG = 3
 _LONGEST_S = 86_400.0
 
 
@@ -77,7 +78,7 @@ def add_follow(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--agent-ca", type=Path, metavar="FILE", help="they speak HTTPS, with this authority")
     add_network_options(parser)
     parser.add_argument("--strict", action="store_true", help="a warning counts as wrong")
-    parser.add_argument("--exit-code", action="store_true", help=f"end with status {WRONG} if a step was wrong")
+    add_exit_code(parser, "a step was wrong", "none was, and one was not judged")
     parser.set_defaults(run=_follow)
 
 
@@ -95,10 +96,11 @@ def _follow(args: argparse.Namespace) -> int:
             status = _turns(args, followers, alerts)
         except KeyboardInterrupt:
             _say("stopped; the same command goes on")
-        num_wrong = sum(one.verdict is StepVerdict.FAILED for each in followers for one in each.book.results)
-        num_steps = sum(len(each.book.results) for each in followers)
-        sys.stdout.write(f"{num_wrong} of {num_steps} steps are wrong\n")
-        return status or (WRONG if args.exit_code and num_wrong else 0)
+        verdicts = Counter(one.verdict for each in followers for one in each.book.results)
+        num_wrong, num_unjudged = verdicts[StepVerdict.FAILED], verdicts[StepVerdict.UNJUDGED]
+        unjudged = f"; {num_unjudged} not judged" if num_unjudged else ""
+        sys.stdout.write(f"{num_wrong} of {verdicts.total()} steps are wrong{unjudged}\n")
+        return status or exit_status(args, found=bool(num_wrong), whole=not num_unjudged)
 
 
 def _listen(args: argparse.Namespace) -> int:
