@@ -78,6 +78,7 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("lost on one", "reduced-gradients-differ", WRONG_FROM),
         ("late", "reduction-not-linear", WRONG_FROM),
         ("sharded, own part clipped", "clip-factors-differ", WRONG_FROM),
+        ("sharded, gathered", "model-not-optimizers-copy", WRONG_FROM + 2),
         ("clipped on one", "clip-factors-differ", WRONG_FROM),
         ("averaged twice", "reduction-scaled-twice", WRONG_FROM),
         ("not cleared", "gradients-not-cleared", WRONG_FROM + 1),
@@ -124,7 +125,16 @@ def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["none", "one batch", "summed", "clipped", "sharded, clipped", "sharded, each parameter clipped"]
+    "fault",
+    [
+        "none",
+        "one batch",
+        "summed",
+        "clipped",
+        "sharded, clipped",
+        "sharded, each parameter clipped",
+        "sharded, gathered and released",
+    ],
 )
 def test_nothing_is_said_of_a_sound_training(tmp_path: Path, fault: str) -> None:
     assert alerts_of(fault, tmp_path) == []

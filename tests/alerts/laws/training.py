@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,6 +79,13 @@ def batches(fault: str, rank: int) -> Iterator[Tensor]:
     return fresh
 
 
+def keep_gathered(model: nn.Module) -> None:
+    """Have FSDP2 go on with the weights that it has gathered for this step, though the optimizer moves the shards."""
+    assert isinstance(model, FSDPModule)
+    model.set_reshard_after_forward(reshard_after_forward=False)
+    model.set_reshard_after_backward(reshard_after_backward=False)
+
+
 def wrapped(inner: Network, fault: str, reduction: Reduction) -> nn.Module:
     if fault.startswith("sharded"):
         fully_shard(inner)
@@ -125,9 +132,13 @@ def main(fault: str, folder: Path) -> None:
         clip(model, fault, step)
         if fault == "still" and step == WRONG_FROM:  # as an optimizer that was made before the model was replaced
             optimizer.param_groups[0]["params"] = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+        if fault.startswith("sharded, gathered") and step == WRONG_FROM:
+            keep_gathered(model)
         if fault == "rate on one" and step == WRONG_FROM and dist.get_rank() == 1:
             optimizer.param_groups[0]["lr"] *= 2
         optimizer.step()
+        if fault == "sharded, gathered and released":
+            model.reshard()  # type: ignore[operator]
     monitor.close()
     dist.destroy_process_group()
 

@@ -67,6 +67,7 @@ LAWS: tuple[Law, ...] = (
         causes=(
             "weights were loaded into the model, not into the optimizer's main copy",
             "the gather after the step is missing, or went to another buffer",
+            "FSDP2 keeps what it has gathered (reshard_after_backward=False) and gathers nothing anew after the step",
         ),
         look_at="where the model's weights were last written: after the step, or by loading a checkpoint",
     ),

@@ -31,7 +31,7 @@ from trainermon.monitor.taps.training import GradientVersion, HeldParameter, Opt
 logger = logging.getLogger("trainermon")
 
 # What is read of torch's private classes; found in torch 2.13.
-GROUP_ATTRIBUTES = ("fsdp_params", "modules", "post_backward", "reduce_grads", "is_sharded")
+GROUP_ATTRIBUTES = ("fsdp_params", "modules", "post_backward", "reduce_grads", "is_sharded", "is_unsharded")
 PARAM_ATTRIBUTES = ("_module_info", "mesh_info", "mp_policy", "unsharded_accumulated_grad")
 REDUCE = "foreach_reduce"
 
@@ -133,6 +133,16 @@ class Fsdp2Training(plain.PlainTraining):
     def values(self) -> list[Tensor | None]:
         """Return this rank's shard of each parameter; None where it is empty."""
         return [local(p.tensor) if p.owned.length != 0 else None for p in self.parameters]
+
+    def used_weights(self) -> list[Tensor | None]:
+        """Return by parameter the copy that the forward gathered, where it is still there; None elsewhere.
+
+        FSDP gathers nothing anew while there is one, though the optimizer steps the shards.
+        """
+        gathered = {id(managed) for _, group in self.groups if group.is_unsharded for managed in group.fsdp_params}
+        if not gathered:
+            return [None] * len(self.parameters)
+        return [local(managed._unsharded_param) if id(managed) in gathered else None for managed in self.managed]
 
     def states(self) -> list[OptimizerState | None]:
         """Return by parameter the local part of its optimizer state; None before its first step or if it is empty."""

@@ -65,7 +65,7 @@ class ChecksumTaps:
             parameter, value = self._training.parameters[index], values[index]
             tensor = parameter.tensor
             if parameter.placement.replicated_over and _is_whole(tensor):
-                yield index, _ParameterCopy("", tensor, placement_of_own(parameter))
+                yield index, _ParameterCopy("", tensor, placement_of_own(parameter, tensor))
             if value is None or value is tensor or not parameter.owned.replicated_over or _is_cut(parameter.owned):
                 continue
             if value.layout is torch.strided and value.data_ptr() != tensor.data_ptr():

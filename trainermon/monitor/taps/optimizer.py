@@ -59,8 +59,8 @@ class ParameterTaps:
         number = self._series.get((kind, index))
         if number is None:
             parameter = self._training.parameters[index]
-            is_own = kind is Kind.PARAM_USED and value is parameter.tensor
-            placement = placement_of_own(parameter) if is_own else placement_of(parameter, value)
+            is_own = kind is Kind.PARAM_USED and value.numel() != parameter.owned.length
+            placement = placement_of_own(parameter, value) if is_own else placement_of(parameter, value)
             number = self._collector.table.id_of(parameter.key(kind), placement)
             self._series[kind, index] = number
         return number
@@ -226,10 +226,12 @@ def placement_of(parameter: HeldParameter, tensor: Tensor) -> Placement:
     return dataclasses.replace(parameter.owned, dtype=str(tensor.dtype).removeprefix("torch."), scale=1.0)
 
 
-def placement_of_own(parameter: HeldParameter) -> Placement:
-    """Return how the model's own parameter relates to the whole: as its gradient does, except for dtype and scale."""
-    dtype = str(parameter.tensor.dtype).removeprefix("torch.")
-    return dataclasses.replace(parameter.placement, dtype=dtype, scale=1.0)
+def placement_of_own(parameter: HeldParameter, tensor: Tensor) -> Placement:
+    """Return how the model's own `tensor` of `parameter` relates to the whole: as its gradient does.
+
+    Except for dtype and scale.
+    """
+    return dataclasses.replace(parameter.placement, dtype=str(tensor.dtype).removeprefix("torch."), scale=1.0)
 
 
 def _placement_of_state(parameter: HeldParameter, tensor: Tensor, value: Tensor) -> Placement | None:
