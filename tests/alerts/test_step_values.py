@@ -109,4 +109,4 @@ def test_too_many_skipped_steps_are_told_although_each_of_them_was_meant() -> No
     found = with_gradient([(2.0**10, float(step % 3 == 0)) for step in range(120)])
 
     assert [(alert.rule, alert.step) for alert in found] == [("steps-skipped-often", 99)]
-    assert found[0].message.startswith("steps-skipped-often: the framework skips a share of 0.34 of the steps, step 99")
+    assert found[0].message.startswith("steps-skipped-often: the framework skips 34 % of the steps, step 99")

@@ -113,7 +113,7 @@ def test_a_reduction_over_nodes_that_keeps_to_each_node_is_told_and_one_over_all
     found = wait_for(laws, "the law that is broken")
 
     assert [(each["step"], each["ranks"]) for each in found] == [(40, [0, 1, 2, 3])]
-    assert "ranks that hold copies of a parameter have the same reduced gradient" in found[0]["text"]
+    assert "Ranks that hold copies of a parameter got different reduced gradients" in found[0]["text"]
     reduce_over(80, all_ranks=True)
     wait_for(lambda: not laws(), "that it holds again")
 

@@ -116,10 +116,30 @@ def test_a_broken_law_says_what_does_not_hold_where_and_what_usually_breaks_it(r
     assert diagnosis.causes == law_of("linear").causes
     assert "alert replica-divergence (rank 1, since step 2)" in diagnosis.consequences
     text = " ".join(render_text(diagnosis).split())
-    assert "does not hold on ranks 0, 1: what ranks get from a reduction is the scaled sum of what each" in text
+    assert (
+        "Reduced gradients are not the sum, nor the average, of what the ranks had (ranks 0, 1, since step 2)" in text
+    )
     assert "usually 1. the forward bypassed the wrapper" in text
     assert "look at the collective that reduces these parameters" in text
     assert "the forward bypassed the wrapper" in render_page(run_dir, diagnosis)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_the_headline_of_a_broken_law_says_what_went_wrong(run_dir, law):
+    found = (Finding(series=SeriesKey(law.rows[0], "fc.weight"), value=0.5),)
+    AlertLog(run_dir / "nodes/node/alerts.jsonl").append(broken_law(law=law.name, kind=law.rows[0], findings=found))
+
+    diagnosis = diagnose(run_dir)
+
+    assert diagnosis.headline == f"{law.broken} (rank 1, since step 2)"
+    assert law.broken not in ("", law.sentence.rstrip("."))
+    assert (diagnosis.module == "") == law.is_of_the_whole
+
+
+def test_a_law_that_says_no_headline_is_told_by_its_sentence():
+    law = dataclasses.replace(LAWS[0], broken="", sentence="Mine is even.")
+
+    assert law.headline == "This does not hold: mine is even"
 
 
 def test_a_law_of_a_package_that_is_gone_is_an_alert_like_any_other(run_dir):

@@ -63,10 +63,9 @@ class BrokenLaw:
 
     @property
     def text(self) -> str:
-        """One sentence that says what does not hold, where, since when and by how much, for a page and a log."""
-        sentence = f"{self.law.sentence[:1].lower()}{self.law.sentence[1:]}".rstrip(".")
+        """One sentence that says what went wrong, where, since when and by how much, for a page and a log."""
         return (
-            f"since step {self.step} this does not hold on {spans(self.ranks)}: {sentence} (apart by {self.size:.2g}, "
+            f"{self.law.headline} ({spans(self.ranks)}, since step {self.step}; apart by {self.size:.2g}, "
             f"rounding explains {self.explained:.2g}); look at {self.law.look_at}"
         )
 

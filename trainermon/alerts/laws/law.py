@@ -120,6 +120,8 @@ class Law:
     Attributes:
         name: Lower case words joined by hyphens; what a rule says under `when.law`.
         sentence: What holds, in one sentence.
+        broken: What has gone wrong where it does not, as a headline without the full stop; "": the sentence tells.
+        is_of_the_whole: The tensors that show that it is broken do not tell where: it is broken for the rank.
         rows: The kinds of rows that it relates; the verdict is on those of the first one.
         phase: The part of the step in which it is broken, if it is.
         also: Kinds that it looks at where they are collected.
@@ -142,10 +144,17 @@ class Law:
     exceptions: tuple[str, ...]
     causes: tuple[str, ...]
     look_at: str
+    broken: str = ""
+    is_of_the_whole: bool = False
     also: tuple[Kind, ...] = ()
     names: tuple[str, ...] = ("*",)
     holds_for_sums: bool = False
     settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """What has gone wrong where it is broken, without a full stop."""
+        return self.broken or f"This does not hold: {self.sentence[:1].lower()}{self.sentence[1:]}".rstrip(".")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -21,15 +21,12 @@ from trainermon.alerts.laws.recomputation import RepeatsForward
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.restarts import RESTART_LAWS
-from trainermon.alerts.laws.settings import GoesOn, InProportion, MildDecay, Steady
+from trainermon.alerts.laws.setting_laws import SETTING_LAWS
 from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
 from trainermon.alerts.laws.updates import Copied, Moves
 from trainermon.core.catalogue import (
     GRADIENT_KEPT,
     GRADIENT_LOST,
-    GROUP_SETTINGS,
-    LEARNING_RATE_SERIES,
-    WEIGHT_DECAY_SERIES,
 )
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Kind
@@ -40,6 +37,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="moves",
         sentence="A parameter that has a gradient changes when the optimizer steps.",
+        broken="Parameters that have a gradient did not change when the optimizer stepped",
         rows=(Kind.PARAM_UPDATED, Kind.PARAM_ORIGIN, Kind.GRAD_REDUCED, Kind.STEP),
         also=(Kind.EXP_AVG_SQ,),
         phase="optimizer",
@@ -59,6 +57,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="copied",
         sentence="The parameters that the model computes with are those that the optimizer holds, rounded.",
+        broken="Parameters in the model differ from those in its optimizer",
         rows=(Kind.PARAM_USED, Kind.PARAM_ORIGIN),
         phase="optimizer",
         relation=Copied,
@@ -74,6 +73,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="linear",
         sentence="What ranks get from a reduction is the scaled sum of what each of them had.",
+        broken="Reduced gradients are not the sum, nor the average, of what the ranks had",
         rows=(Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED),
         phase="reduction",
         holds_for_sums=True,
@@ -96,6 +96,8 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="usual-scale",
         sentence="A reduction averages gradients over the ranks, or sums them, and counts no rank twice.",
+        broken="Reduced gradients are neither the average over the ranks nor their sum, but a multiple of these",
+        is_of_the_whole=True,
         rows=(Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED),
         phase="reduction",
         relation=UsualScale,
@@ -114,6 +116,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="equal-gradients",
         sentence="Ranks that hold copies of a parameter have the same reduced gradient of it.",
+        broken="Ranks that hold copies of a parameter got different reduced gradients for it",
         rows=(Kind.GRAD_REDUCED,),
         phase="reduction",
         holds_for_sums=True,
@@ -137,6 +140,8 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="one-clip-factor",
         sentence="Clipping multiplies the gradients of all ranks by the same factor.",
+        broken="Ranks clipped their gradients by different factors",
+        is_of_the_whole=True,
         rows=(Kind.STEP, Kind.GRAD_REDUCED),
         phase="before_step",
         relation=OneFactor,
@@ -155,6 +160,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="own-gradients",
         sentence="Data-parallel ranks have different gradients before they are reduced.",
+        broken="Data-parallel ranks had the same gradients before the reduction, as if they read the same data",
         rows=(Kind.GRAD_UNREDUCED,),
         phase="input",
         holds_for_sums=True,
@@ -170,6 +176,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="distinct-inputs",
         sentence="No two data-parallel ranks, and no two micro steps, are given the same input.",
+        broken="Data-parallel ranks or micro steps were given the same input",
         rows=(Kind.ACTV,),
         names=("*.input.*",),
         phase="input",
@@ -185,6 +192,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="new-inputs",
         sentence="An input does not come again within a few steps while others come once.",
+        broken="The same inputs came again within a few steps, while others came once",
         rows=(Kind.ACTV,),
         names=("*.input.*",),
         phase="input",
@@ -198,6 +206,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="reached",
         sentence="Every trainable parameter gets a gradient that is not zero.",
+        broken="Trainable parameters have never had a gradient",
         rows=(Kind.GRAD_REDUCED,),
         phase="backward",
         relation=Reached,
@@ -214,6 +223,8 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="begin-empty",
         sentence="Gradients are cleared between one step of the optimizer and the next.",
+        broken="Gradients were not cleared between steps",
+        is_of_the_whole=True,
         rows=(Kind.STATE,),
         phase="backward",
         names=(f"*.{GRADIENT_KEPT}",),
@@ -233,6 +244,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="still-reached",
         sentence="A parameter that gets a gradient on every step goes on getting one, as long as its module runs.",
+        broken="Parameters that had a gradient on every step lost it, although their modules run",
         rows=(Kind.STATE,),
         phase="backward",
         names=(f"*.{GRADIENT_LOST}",),
@@ -253,6 +265,8 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="every-rank-gradient",
         sentence="Every data-parallel rank has a gradient of its own to reduce.",
+        broken="A data-parallel rank had no gradient of its own, while others had",
+        is_of_the_whole=True,
         rows=(Kind.GRAD_UNREDUCED,),
         phase="backward",
         relation=EveryRankGradient,
@@ -271,6 +285,8 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="some-gradient",
         sentence="No step is made without a gradient.",
+        broken="The optimizer stepped without any gradient",
+        is_of_the_whole=True,
         rows=(Kind.GRAD_REDUCED, Kind.STEP),
         phase="reduction",
         relation=SomeGradient,
@@ -286,6 +302,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="stepped",
         sentence="Every trainable parameter is stepped by an optimizer.",
+        broken="Trainable parameters are stepped by no optimizer",
         rows=(Kind.PARAM_USED, Kind.STEP),
         phase="optimizer",
         also=(Kind.PARAM_UPDATED,),
@@ -306,6 +323,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="not-rounded-away",
         sentence="Rounding to the type of the parameters leaves something of most steps.",
+        broken="Rounding to the type of the parameters took most of the optimizer's steps away",
         rows=(Kind.PARAM_ORIGIN, Kind.GRAD_REDUCED, Kind.STEP),
         phase="optimizer",
         relation=NotRoundedAway,
@@ -324,6 +342,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="alike-at-start",
         sentence="Matrices of the same role begin alike in all layers.",
+        broken="Matrices begin with another spread than those of the same role in the nearest layers",
         rows=(Kind.PARAM_ORIGIN,),
         phase="forward",
         relation=AlikeAtStart,
@@ -339,6 +358,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="each-layer-once",
         sentence="Pipeline stages hold every layer, each of them in one stage.",
+        broken="Pipeline stages hold layers twice, or not at all",
         rows=(Kind.GRAD_REDUCED,),
         phase="forward",
         relation=EachLayerOnce,
@@ -353,6 +373,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="alive",
         sentence="What a module returns is not zero throughout.",
+        broken="Modules have returned nothing but zeros since the start",
         rows=(Kind.ACTV,),
         phase="forward",
         names=("*.output.0",),
@@ -369,6 +390,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         name="repeats-forward",
         sentence="What activation checkpointing computes again is what the forward computed.",
+        broken="Activation checkpointing computed other values in the backward than the forward had",
         rows=(Kind.ACTV_RECOMPUTED, Kind.ACTV),
         phase="backward",
         names=("*.output.0",),
@@ -386,64 +408,7 @@ LAWS: tuple[Law, ...] = (
         ),
         look_at="the first module of the block that is named: what does it read besides its arguments?",
     ),
-    Law(
-        name="in-proportion",
-        sentence="The learning rates of an optimizer's groups change together.",
-        rows=(Kind.STEP,),
-        phase="optimizer",
-        names=(LEARNING_RATE_SERIES,),
-        relation=InProportion,
-        settings={"factor": 2},
-        tolerance="groups whose schedules end at different rates drift apart little by little",
-        exceptions=("schedules of single groups that change in stages", "rates of zero, as of groups that rest"),
-        causes=("code that adjusts the rate reaches some of the groups only, or one of them twice",),
-        look_at="who writes to param_groups, and whether it goes through all of them",
-    ),
-    Law(
-        name="steady",
-        sentence="Weight decay, betas, epsilon and momentum stay what they are, or change little by little.",
-        rows=(Kind.STEP,),
-        phase="optimizer",
-        names=tuple(GROUP_SETTINGS),
-        relation=Steady,
-        settings={"factor": 4},
-        tolerance="none: a factor of 4 in one step (of betas: of their distance from 1) is a jump",
-        exceptions=("decay that begins from zero", "what was changed between two starts of the job"),
-        causes=(
-            "the state of another optimizer was loaded, and its groups with it",
-            "code that changes one group by its number reaches another one",
-        ),
-        look_at="what writes to param_groups: load_state_dict, add_param_group, callbacks",
-    ),
-    Law(
-        name="mild-decay",
-        sentence="Weight decay takes a small share off the weights in a step.",
-        rows=(Kind.STEP,),
-        phase="optimizer",
-        names=(WEIGHT_DECAY_SERIES, LEARNING_RATE_SERIES),
-        relation=MildDecay,
-        settings={"share": 0.005},
-        tolerance="learning rate times weight decay is at most 0.005: weights that learn nothing halve in 140 steps",
-        exceptions=(
-            "learning rates of 0.3 and more, of optimizers that find theirs",
-            "trainings of a few hundred steps with a decay as strong on purpose",
-        ),
-        causes=("the decay was written down wrongly, or scaled twice", "decay and rate of two groups were swapped"),
-        look_at="weight_decay of the group, and whether the optimizer multiplies it by the learning rate",
-    ),
-    Law(
-        name="goes-on",
-        sentence="After a restart the learning rate goes on where it was.",
-        rows=(Kind.STEP,),
-        phase="optimizer",
-        names=(LEARNING_RATE_SERIES,),
-        relation=GoesOn,
-        settings={"factor": 2},
-        tolerance="a factor of 2",
-        exceptions=("restarts that count steps from 0", "rates that are changed, or warmed up again, on purpose"),
-        causes=("the scheduler's state is not in the checkpoint, or was loaded before the optimizer's",),
-        look_at="whether scheduler.load_state_dict is called, and last_epoch",
-    ),
+    *SETTING_LAWS,
     *RESTART_LAWS,
 )
 

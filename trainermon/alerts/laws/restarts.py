@@ -189,6 +189,7 @@ RESTART_LAWS = (
     Law(
         name="weights-go-on",
         sentence="A restart begins with the weights that the step before it had left.",
+        broken="A restart began with other weights than the step before it had left",
         rows=(Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED),
         also=(Kind.PARAM_USED,),
         phase="before_step",
@@ -208,6 +209,7 @@ RESTART_LAWS = (
     Law(
         name="moments-go-on",
         sentence="After a restart Adam's second moments are those of the step before it, and a little of the gradient.",
+        broken="After a restart Adam's second moments are not those of the step before it",
         rows=(Kind.EXP_AVG_SQ,),
         also=(Kind.GRAD_REDUCED, Kind.STEP),
         phase="optimizer",
@@ -223,6 +225,7 @@ RESTART_LAWS = (
     Law(
         name="data-go-on",
         sentence="After a restart come other data than those that were trained on long before.",
+        broken="After a restart the same data came again as long before",
         rows=(Kind.ACTV,),
         phase="input",
         names=("*.input.*",),

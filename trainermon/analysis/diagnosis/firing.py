@@ -136,16 +136,16 @@ def _law_of(alert: Alert) -> Law | None:
 
 
 def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Sequence[int]) -> Diagnosis:
-    """Return what is said of a broken law: what does not hold, where in the step, and what usually breaks it."""
+    """Return what is said of a broken law: what went wrong, where in the step, and what usually breaks it."""
     modules = tuple(dict.fromkeys(module_of(one) for one in series))
     is_input = law.phase == "input"
-    sentence = f"{law.sentence[:1].lower()}{law.sentence[1:]}".rstrip(".")
+    nowhere = is_input or law.is_of_the_whole
     return dataclasses.replace(
         told,
         symptom=Symptom.BREAKS_LAW,
-        headline=f"From step {told.step} on this does not hold on {rank_list(ranks)}: {sentence}",
-        module=INPUT if is_input else modules[0],
-        candidates=() if is_input else modules[1:],
+        headline=f"{law.headline} ({rank_list(ranks)}, since step {told.step})",
+        module=INPUT if is_input else "" if nowhere else modules[0],
+        candidates=() if nowhere else modules[1:],
         phase=FaultPhase.FORWARD if is_input else FaultPhase(law.phase),
         causes=law.causes,
         look_at=law.look_at,
