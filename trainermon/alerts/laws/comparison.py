@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from trainermon.alerts.conditions.criteria import BreaksLaw
 from trainermon.alerts.laws.law import Law, LawStep, LawVerdict, TensorPlace
 from trainermon.alerts.laws.registry import law_of
 from trainermon.core.values import STATISTICS, Kind, Placement
+
+_MOST_PATTERNS = 16
 
 
 class LawComparison(ComparisonMemory):
@@ -70,9 +73,8 @@ class LawTable:
         kinds, shape = (*self._law.rows, *self._law.also), (len(parts), len(STATISTICS), len(self._tensors))
         rows = {kind: np.full(shape, np.nan) for kind in kinds}
         for place, (part, series) in enumerate(zip(parts, known, strict=True)):
-            for kind in kinds:
-                chosen = np.flatnonzero(series.kinds[part.indices] == kinds.index(kind))
-                rows[kind][place][:, series.columns[part.indices[chosen]]] = part.moments[:, chosen]
+            for number, shown, columns in series.shown(part.indices):
+                rows[kinds[number]][place][:, columns] = part.moments[:, shown]
         return LawStep(
             step=parts[0].step,
             attempt=parts[0].attempt,
@@ -103,14 +105,37 @@ class LawTable:
         return known
 
 
+class _ShownRows(NamedTuple):
+    """Which rows of a step belong where; keeps `indices` alive, whose identity it is known by."""
+
+    indices: Indices
+    by_kind: Sequence[tuple[int, Indices, Indices]]
+
+
 class _LinedUpSeries:
     """The series of one rank that a law looks at: their columns, the number of their kinds, and how they are placed."""
 
     def __init__(self, columns: Indices, kinds: Indices, placed: Mapping[Kind, Mapping[int, Placement | None]]) -> None:
         self.columns = columns
         self.kinds = kinds
+        self._shown: dict[int, _ShownRows] = {}
         self._of_kind = placed
         self._placed: dict[Kind, list[Placement | None]] = {}
+
+    def shown(self, indices: Indices) -> Sequence[tuple[int, Indices, Indices]]:
+        """Return the rows of a step by kind: its number, which rows they are, and in which columns they belong.
+
+        `indices`: of which series the rows are; the same array comes again with each step that shows the same series.
+        """
+        known = self._shown.get(id(indices))
+        if known is None or known.indices is not indices:
+            if len(self._shown) == _MOST_PATTERNS:
+                self._shown.clear()
+            kinds = self.kinds[indices]
+            chosen = [(number, np.flatnonzero(kinds == number)) for number in np.unique(kinds).tolist()]
+            by_kind = [(number, rows, self.columns[indices[rows]]) for number, rows in chosen]
+            known = self._shown[id(indices)] = _ShownRows(indices, by_kind)
+        return known.by_kind
 
     def placed(self, kind: Kind, num_tensors: int) -> Sequence[Placement | None]:
         """Return the placements of the tensors by column; None where this rank has none of them."""
