@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from tests.alerts.laws.test_relations import places, step_of
 from tests.alerts.laws.test_settings import alerts_of
 from tests.alerts.laws.test_trainings import written
 from tests.journal_rows import only_spool
 from trainermon import TrainerMon
 from trainermon.agent.lifecycle.summary import read_alerts
+from trainermon.alerts.laws.law import LawStep
+from trainermon.alerts.laws.restarts import WeightsGoOn
+from trainermon.core.values import Coordinates, Kind
 
 CONFIG = {
     **dict.fromkeys(("param_distribution", "wg_distribution", "mv_distribution", "xy_distribution"), True),
@@ -153,3 +159,40 @@ def test_an_agent_that_begins_with_the_restart_knows_what_was_before_it(tmp_path
 
     assert (found.rule, found.attempt, found.first_step) == ("weights-not-resumed", 2, SAVED)
     assert [finding.series.name for finding in found.findings] == ["2.bias"]
+
+
+def step(number: int, attempt: int, parameters: Sequence[np.ndarray], at: Sequence[Coordinates]) -> LawStep:
+    rows = {kind: [[part] for part in parameters] for kind in (Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.PARAM_USED)}
+    return dataclasses.replace(step_of(rows, number=number, at=at), attempt=attempt)
+
+
+HALVES, QUARTERS = ([np.arange(n, dtype=float)] * 2 for n in (8, 4))
+SPLIT = [Coordinates(rank=n, world_size=2, tp=n, tp_size=2) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "at", "num_judged"),
+    [(HALVES, places(2), 2), (QUARTERS, places(2), 0), (HALVES, SPLIT, 0)],
+    ids=["same", "other sizes", "other axes"],
+)
+def test_parts_are_compared_where_a_rank_holds_the_same_part(
+    parameters: Sequence[np.ndarray], at: Sequence[Coordinates], num_judged: int
+) -> None:
+    law = WeightsGoOn({})
+    law.judge(step(0, 1, HALVES, places(2)))
+
+    verdict = law.judge(step(1, 2, parameters, at))
+
+    assert verdict is not None
+    assert (verdict.judged.sum(), verdict.broken.sum()) == (num_judged, 0)
+
+
+@pytest.mark.parametrize(
+    ("saved", "is_known"), [(999, True), (1000, True), (970, False), (1990, True), (20_000, False)]
+)
+def test_of_steps_long_past_those_beside_round_numbers_are_known(saved: int, is_known: bool) -> None:
+    law = WeightsGoOn({})
+    for number in range(2000):
+        law.judge(step(number, 1, HALVES, places(2)))
+
+    assert (law.judge(step(saved + 1, 2, HALVES, places(2))) is not None) == is_known

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,13 +15,13 @@ import numpy as np
 from trainermon.alerts.laws.inputs import DataColumns
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
 from trainermon.alerts.laws.updates import half_units
-from trainermon.core.derived import SUM, SUM_SQ, Array
-from trainermon.core.values import Kind
+from trainermon.core.derived import COUNT, SUM, SUM_SQ, Array
+from trainermon.core.values import Coordinates, Kind
 
-_EVERY_STEP, _ROUND = 128, 50
-"""Of the last steps all are kept, of those before the ones beside a multiple of this: there checkpoints are made."""
+_MOST_LAST, _MOST_ROUND, _EVERY = 128, 256, 50
+"""The last steps are kept, and of those before them the ones beside a multiple of 50: there checkpoints are made."""
 
-_MOST_STEPS = 4096
+_MOST_INPUTS = 4096
 _ROUNDED = 4.0  # half units of the model's type, where the optimizer's copy is made of it anew
 _EXACT = 1e-6  # the order of sums
 _NEAR = 1  # steps that two starts may count apart
@@ -34,30 +35,45 @@ class _KeptSteps:
     """Rows of the steps of all ranks, by step and rank, the oldest thinned out."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, Mapping[int, Array]] = {}
+        self._rows: dict[int, Mapping[tuple[int, ...], Array]] = {}
+        self._last: deque[int] = deque()
+        self._round: deque[int] = deque()
 
     def keep(self, step: LawStep, rows: Array) -> None:
         """Keep `rows` `[ranks, numbers, tensors]` as those of a step."""
-        self._rows[step.step] = {place.rank: rows[n] for n, place in enumerate(step.places)}
-        self._rows.pop(step.step - _MOST_STEPS, None)
-        old = step.step - _EVERY_STEP
-        if 1 < old % _ROUND < _ROUND - 1:
-            self._rows.pop(old, None)
+        self._keep(step.step, {_layout(place): rows[n] for n, place in enumerate(step.places)})
 
     def take(self, other: _KeptSteps) -> None:
         """Add the steps of a later attempt, in place of those of the same number."""
-        self._rows |= other._rows
+        for number in sorted(other._rows):
+            self._keep(number, other._rows[number])
+
+    def _keep(self, number: int, rows: Mapping[tuple[int, ...], Array]) -> None:
+        if number not in self._rows:
+            self._last.append(number)
+        self._rows[number] = rows
+        if len(self._last) > _MOST_LAST:
+            old = self._last.popleft()
+            if min(old % _EVERY, -old % _EVERY) <= _NEAR:
+                self._round.append(old)
+            else:
+                del self._rows[old]
+        if len(self._round) > _MOST_ROUND:
+            del self._rows[self._round.popleft()]
 
     def of(self, step: LawStep, number: int) -> Array | None:
-        """Return the rows of a step, in the order of the ranks and tensors of `step`; NaN where there are none."""
+        """Return the rows of a step, in the order of the ranks and tensors of `step`.
+
+        NaN where there are none: of ranks that stood elsewhere in the job, which may have held other parts.
+        """
         known = self._rows.get(number)
         if known is None:
             return None
         shape = (len(step.places), len(next(iter(known.values()))), len(step.tensors))
         rows = np.full(shape, np.nan)
         for n, place in enumerate(step.places):
-            if place.rank in known:
-                found = known[place.rank]
+            found = known.get(_layout(place))
+            if found is not None:
                 rows[n, :, : found.shape[1]] = found
         return rows
 
@@ -66,7 +82,9 @@ class RestartRelation(LawRelation):
     """Judges the first step of an attempt by the step before it, of an earlier attempt; base class."""
 
     kind: Kind
-    numbers: tuple[int, ...] = (SUM, SUM_SQ)
+    """What is kept of a step."""
+    now: Kind
+    """What is compared with that."""
 
     def __init__(self, settings: Mapping[str, float]) -> None:
         super().__init__(settings)
@@ -80,15 +98,18 @@ class RestartRelation(LawRelation):
             self._earlier.take(self._kept)
             self._kept = _KeptSteps()
             before = self._earlier.of(step, step.step - 1)
-            verdict = None if before is None else self.beside(step, before)
-        self._kept.keep(step, step.rows[self.kind][:, list(self.numbers)])
+            if before is not None:
+                resized = before[:, 0] != step.rows[self.now][:, COUNT]
+                verdict = self.beside(step, np.where(resized[:, None], np.nan, before))
+        self._kept.keep(step, step.rows[self.kind][:, [COUNT, SUM, SUM_SQ]])
         return verdict
 
     @abc.abstractmethod
     def beside(self, step: LawStep, before: Array) -> LawVerdict:
         """Return the verdict on the first step of an attempt.
 
-        `before`: the numbers of its tensors on the step before, `[ranks, numbers, tensors]`, NaN where there are none.
+        `before`: count, sum and sum of squares of its tensors on the step before, `[ranks, 3, tensors]`, NaN where
+        there are none, or where a part has another size.
         """
 
 
@@ -98,14 +119,14 @@ class WeightsGoOn(RestartRelation):
     The size is how far apart sums or norms are, as a share of the norm.
     """
 
-    kind = Kind.PARAM_UPDATED
+    kind, now = Kind.PARAM_UPDATED, Kind.PARAM_ORIGIN
 
     def beside(self, step: LawStep, before: Array) -> LawVerdict:  # noqa: D102
         now = step.rows[Kind.PARAM_ORIGIN]
         with np.errstate(all="ignore"):
-            norm = np.sqrt(np.fmax(before[:, 1], now[:, SUM_SQ]))
-            norms_apart = np.abs(np.sqrt(now[:, SUM_SQ]) - np.sqrt(before[:, 1])) / norm
-            sums_apart = np.abs(now[:, SUM] - before[:, 0]) / norm
+            norm = np.sqrt(np.fmax(before[:, 2], now[:, SUM_SQ]))
+            norms_apart = np.abs(np.sqrt(now[:, SUM_SQ]) - np.sqrt(before[:, 2])) / norm
+            sums_apart = np.abs(now[:, SUM] - before[:, 1]) / norm
         size = np.where(norm == 0, 0.0, np.fmax(norms_apart, sums_apart))
         rounded = _ROUNDED * half_units(step.placements[Kind.PARAM_USED])
         return LawVerdict(size, np.fmax(rounded, _EXACT), ~np.isnan(size))
@@ -118,14 +139,14 @@ class MomentsGoOn(RestartRelation):
     (Kingma and Ba, 2015, algorithm 1). The size is the factor by which it is smaller, or larger, than it can be.
     """
 
-    kind = Kind.EXP_AVG_SQ
+    kind = now = Kind.EXP_AVG_SQ
 
     def beside(self, step: LawStep, before: Array) -> LawVerdict:  # noqa: D102
         now, gradient = step.rows[Kind.EXP_AVG_SQ][:, SUM], step.rows[Kind.GRAD_REDUCED][:, SUM_SQ]
         beta = _beta2(step)[:, None]
-        least, grown = beta * before[:, 0], (1.0 - beta) * _LARGER * gradient
+        least, grown = beta * before[:, 1], (1.0 - beta) * _LARGER * gradient
         with np.errstate(all="ignore"):
-            size = np.fmax(least / now, now / (before[:, 0] + grown))
+            size = np.fmax(least / now, now / (before[:, 1] + grown))
         size = np.where((least > 0) & (now == 0), np.inf, size)
         return LawVerdict(size, np.full(size.shape, _SLACK), ~np.isnan(size))
 
@@ -166,7 +187,7 @@ class DataGoOn(LawRelation):
         for digest in given.values():
             if own.setdefault(digest, number) != number:
                 self._repeats.add(rank)
-        while len(own) > _MOST_STEPS:
+        while len(own) > _MOST_INPUTS:
             del own[next(iter(own))]
         return all(abs(earlier.get(digest, number) - number) > _NEAR for digest in given.values())
 
@@ -175,6 +196,12 @@ class DataGoOn(LawRelation):
         if len(seen) < _FIRST_STEPS:
             seen.append(is_again)
         return float(len(list(itertools.takewhile(bool, reversed(seen)))))
+
+
+def _layout(place: Coordinates) -> tuple[int, ...]:
+    """Return what says which part of a tensor a rank holds; over data-parallel ranks its size does."""
+    axes = place.tp, place.tp_size, place.pp, place.pp_size, place.cp, place.cp_size, place.ep, place.ep_size
+    return place.rank, *axes
 
 
 def _beta2(step: LawStep) -> Array:
