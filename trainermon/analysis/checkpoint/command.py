@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainermon.analysis.checkpoint.names import SCHEMES
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_files
 from trainermon.analysis.checkpoint.pieces import Checkpoint
+from trainermon.analysis.checkpoint.record_sums import verify_sums
 from trainermon.analysis.checkpoint.screen import render_checkpoint, render_comparison, render_tensors
 from trainermon.analysis.checkpoint.verdicts import SAME, CheckpointComparison, WeightVerdict
 from trainermon.analysis.tensor.arguments import tolerance
@@ -31,12 +32,10 @@ from trainermon.core.errors import CheckpointError, ConfigError
 from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.statuses import FOUND, UNKNOWN, add_exit_code, exit_status
 from trainermon.core.values import as_plain
 
 DEFAULT = ("json", "csv", "html")
-DIFFERENT = 3
-UNKNOWN = 4
-"""With --exit-code, as in `trainermon compare`."""
 _PATH = "a checkpoint: its file, its folder, or the folder of a run, of which the newest step is taken"
 
 
@@ -47,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("path", help=_PATH)
     show.add_argument("name", nargs="?", default="", help="only tensors in whose name this is found")
     verify = _action(
-        actions, "verify", f"whether a checkpoint is whole, and its replicas equal; ends with status {DIFFERENT} if not"
+        actions,
+        "verify",
+        f"whether a checkpoint is whole, as written, and its replicas equal; ends with status "
+        f"{FOUND} if not, {UNKNOWN} if not all is read",
     )
     verify.add_argument("path", help=_PATH)
     compare = _action(actions, "compare", "how two checkpoints differ, whatever their formats and splits")
@@ -95,11 +97,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help=f"up to which relative distance two tensors are close (default: {RTOL:g}, at most {MOST_RTOL:g} counts)",
     )
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if not all could be compared",
-    )
+    add_exit_code(parser, "more than rounding differs", "not all could be compared")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -139,30 +137,31 @@ def _by_kind(tensors: list[CheckedTensor]) -> dict[str, list[CheckedTensor]]:
 def _verify(args: argparse.Namespace) -> int:
     with ProgressBar("opening the checkpoint"):
         checkpoint = open_checkpoint(args.path)
-        found = check_tensors(checkpoint, jobs=args.jobs)
+        found, faults = verify_sums(checkpoint, check_tensors(checkpoint, jobs=args.jobs), jobs=args.jobs)
     wrong = [tensor for tensor in found if tensor.faults]
     bad = [tensor for tensor in found if tensor.nans or tensor.infs]
-    is_whole = not (wrong or checkpoint.missing)
-    status = 0 if is_whole else DIFFERENT
+    lacking = (*checkpoint.missing, *faults)
+    is_whole = not (wrong or lacking)
+    status = UNKNOWN if is_whole and checkpoint.unread else 0 if is_whole else FOUND
     if args.json:
         whole = None if is_whole and (checkpoint.unsaid or checkpoint.unread) else is_whole
-        said = {"whole": whole, "num_tensors": len(found), "notes": list(checkpoint.all_notes())}
+        said = {"whole": whole, "num_tensors": len(found), "notes": [*checkpoint.all_notes(), *faults]}
         _print_json({**said, "wrong": [as_plain(tensor) for tensor in wrong]})
         return status
     pieces = sum(tensor.num_pieces for tensor in found)
     said_bad = f"; NaN or Inf in {len(bad):,}" if bad else ""
-    _print([printable(f"{_wholeness(checkpoint, len(wrong), len(found))}; {pieces:,} pieces{said_bad}")])
-    _print(line("note", printable(note)) for note in checkpoint.all_notes())
+    _print([printable(f"{_wholeness(checkpoint, lacking, len(wrong), len(found))}; {pieces:,} pieces{said_bad}")])
+    _print(line("note", printable(note)) for note in (*checkpoint.all_notes(), *faults))
     if wrong or bad:
         _print(render_tensors([*wrong, *(tensor for tensor in bad if not tensor.faults)]))
     return status
 
 
-def _wholeness(checkpoint: Checkpoint, num_wrong: int, num_tensors: int) -> str:
+def _wholeness(checkpoint: Checkpoint, lacking: Sequence[str], num_wrong: int, num_tensors: int) -> str:
     damaged = f"{num_wrong:,} of {num_tensors:,} tensors are damaged"
-    if checkpoint.missing:
+    if lacking:
         held = damaged if num_wrong else f"{num_tensors:,} tensors are there"
-        return f"not whole: {checkpoint.missing[0]}; {held}"
+        return f"not whole: {lacking[0]}; {held}"
     if num_wrong:
         return damaged
     limit = " as far as it is read" if checkpoint.unread else " as far as it says" if checkpoint.unsaid else ""
@@ -188,7 +187,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.output is not None:
         for path in write_files(found, args.output, formats):
             print(f"  wrote      {path}", file=sys.stderr if args.json else sys.stdout)
-    return _status(found) if args.exit_code else 0
+    return _status(args, found)
 
 
 def _options(args: argparse.Namespace) -> CheckpointOptions:
@@ -218,14 +217,13 @@ def _read_names(path: Path) -> dict[str, str]:
     return {theirs: ours for ours, theirs in found.items()}
 
 
-def _status(found: CheckpointComparison) -> int:
+def _status(args: argparse.Namespace, found: CheckpointComparison) -> int:
     counts = found.counts()
     unclear = counts.pop(WeightVerdict.DAMAGED, 0)
     compared = sum(counts.values()) - counts[WeightVerdict.UNMATCHED]
-    if compared and any(number for verdict, number in counts.items() if verdict not in SAME):
-        return DIFFERENT
+    is_different = bool(compared) and any(number for verdict, number in counts.items() if verdict not in SAME)
     unclear += found.ours.num_unread + found.theirs.num_unread
-    return 0 if compared and not unclear else UNKNOWN
+    return exit_status(args, found=is_different, whole=bool(compared) and not unclear)
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -84,13 +84,14 @@ def check_tensors(checkpoint: Checkpoint, part: str = "", *, jobs: int = 0) -> l
             files.let_go()
 
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        chosen = [work for work in _all(checkpoint) if part in work[1].name]
+        chosen = [work for work in all_tensors(checkpoint) if part in work[1].name]
         found = list(counted(pool.map(check, chosen), len(chosen), "tensors"))
     refuse_changed(stamps)
     return found
 
 
-def _all(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorPieces]]:
+def all_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorPieces]]:
+    """Yield each tensor of a checkpoint behind its kind, `WEIGHTS` first."""
     yield from ((WEIGHTS, tensor) for tensor in checkpoint.tensors.values())
     for kind, tensors in checkpoint.optimizer.items():
         yield from ((kind, tensor) for tensor in tensors.values())

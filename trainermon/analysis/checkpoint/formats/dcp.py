@@ -25,7 +25,7 @@ from trainermon.analysis.checkpoint.formats.inert import (
     unpickle,
 )
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, read_all
-from trainermon.analysis.checkpoint.formats.state_dicts import MODEL_KEYS
+from trainermon.analysis.checkpoint.formats.state_dicts import MODEL_KEYS, unread_kind
 from trainermon.analysis.checkpoint.formats.torch_file import BUILDERS, AlikeParts
 from trainermon.analysis.checkpoint.pieces import Box, Checkpoint, Chunks, StoredArray, TensorPieces
 from trainermon.core.errors import CheckpointError
@@ -105,12 +105,16 @@ class Described(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """All of a distributed checkpoint: tensors and values by their full names, paths of names, notes."""
+    """All of a distributed checkpoint: tensors and values by their full names, paths of names, notes.
+
+    And the names of tensors that are not read, each with its kind.
+    """
 
     tensors: dict[str, TensorPieces]
     values: dict[str, Any]
     paths: Mapping[str, tuple[Any, ...]]
     notes: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
 
 def open_dcp(folder: Path) -> Checkpoint:
@@ -137,6 +141,7 @@ def open_dcp(folder: Path) -> Checkpoint:
         optimizer=optimizer,
         values=found.values,
         notes=found.notes,
+        unread=found.unread,
     )
 
 
@@ -158,23 +163,30 @@ def read_contents(folder: Path) -> Contents:
         CheckpointError: as `open_dcp`.
     """
     path = folder / METADATA
-    described, items, paths = _metadata(path)
+    described, unread, items, paths = _metadata(path)
     values: dict[str, Any] = {}
     notes = []
-    for item, value, start in _loaded(folder, items):
-        if item.offsets is not None or item.name in described:
+    for item, value, start in _loaded(folder, [item for item in items if item.name not in unread]):
+        if item.name in described and (kind := unread_kind(value)):
+            unread[item.name] = kind
+        elif item.offsets is not None or item.name in described:
             _add(item, value, start, described.get(item.name), folder)
         elif value is None:
             notes.append(item.name)
         else:
             values[item.name] = value
-    tensors = {name: _whole(name, described.pop(name), folder) for name in list(described)}
+    tensors = {name: _whole(name, described.pop(name), folder) for name in list(described) if name not in unread}
     passed = (f"{len(notes):,} values were passed over, such as {notes[0]}",) if notes else ()
-    return Contents(tensors, values, paths, passed)
+    return Contents(tensors, values, paths, passed, tuple(f"{name} ({kind})" for name, kind in unread.items()))
 
 
-def _metadata(path: Path) -> tuple[dict[str, Described], list[StoredItem], Mapping[str, tuple[Any, ...]]]:
-    """Return what `.metadata` says: of tensors by name, of where all is stored in order, and of the paths of names."""
+def _metadata(
+    path: Path,
+) -> tuple[dict[str, Described], dict[str, str], list[StoredItem], Mapping[str, tuple[Any, ...]]]:
+    """Return what `.metadata` says: of tensors by name, of where all is stored in order, and of the paths of names.
+
+    Of tensors that are not read the kind is second.
+    """
     shapes = _Shapes(path)
     builders = {**BUILDERS, **_RECORDS, "torch.Size": Builder(shapes.made)}
     state = unpickle(read_all(path, MAX_PICKLE_BYTES), path, builders)
@@ -183,9 +195,14 @@ def _metadata(path: Path) -> tuple[dict[str, Described], list[StoredItem], Mappi
     parts = state.attributes()
     layouts = _Layouts(shapes, path)
     entries = _entries(parts, "state_dict_metadata", path)
-    described = {
-        name: found for name in list(entries) if (found := _tensor(entries.pop(name), layouts, path)) is not None
-    }
+    described: dict[str, Described] = {}
+    unread: dict[str, str] = {}
+    for name in list(entries):
+        found = _tensor(entries.pop(name), layouts, path)
+        if isinstance(found, str):
+            unread[name] = found
+        elif found is not None:
+            described[name] = found
     places = _entries(parts, "storage_data", path)
     items = []
     while places:  # what was looked at goes away
@@ -193,7 +210,7 @@ def _metadata(path: Path) -> tuple[dict[str, Described], list[StoredItem], Mappi
     items.sort(key=_PLACE)
     names = parts.get("planner_data")
     paths = {str(k): v for k, v in names.items() if isinstance(v, tuple)} if isinstance(names, dict) else {}
-    return described, items, paths
+    return described, unread, items, paths
 
 
 _PLACE = itemgetter(0, 1)  # file and start
@@ -276,14 +293,16 @@ class _Layouts:
         return found
 
 
-def _tensor(value: Any, layouts: _Layouts, path: Path) -> Described | None:
-    """Return what is said of a tensor, None of a value that is no tensor."""
+def _tensor(value: Any, layouts: _Layouts, path: Path) -> Described | str | None:
+    """Return what is said of a tensor, its type where that is not read, None of a value that is no tensor."""
     state = value.attributes() if isinstance(value, InertObject) else {}
     if "chunks" not in state:
         return None
     properties, chunks = state.get("properties"), state["chunks"]
     kept = properties.state if isinstance(properties, InertObject) else None
     dtype = kept[0] if isinstance(kept, tuple) and kept else kept.get("dtype") if isinstance(kept, dict) else None
+    if isinstance(dtype, type) and issubclass(dtype, InertObject):
+        return dtype.name.removeprefix("torch.")
     if (
         not isinstance(dtype, str)
         or not isinstance(chunks, list)

@@ -69,6 +69,7 @@ def open_megatron_dist(folder: Path) -> Checkpoint:
     return Checkpoint(
         path=folder,
         format="megatron_dist",
+        unread=found.unread,
         step=values["iteration"] if type(values.get("iteration")) is int else None,
         layout=layout_of(values.get("args")),
         tensors=tensors,

@@ -48,11 +48,13 @@ def split_state(state: Any, label: str) -> SplitState:
 
 def left_out(state: Any) -> tuple[str, ...]:
     """Return the names of tensors that are not read, each with its kind: sparse, quantized, or of another class."""
-    return tuple(
-        f"{name} ({value.name.rpartition('._rebuild_')[2]})"
-        for name, value in leaves(state, InertObject)
-        if value.name.startswith("torch.") and "._rebuild_" in value.name
-    )
+    return tuple(f"{name} ({kind})" for name, value in leaves(state, InertObject) if (kind := unread_kind(value)))
+
+
+def unread_kind(value: Any) -> str:
+    """Return the kind of a tensor that is not read, as `sparse_tensor`, from what stands for it; "" of all else."""
+    name = value.name if isinstance(value, InertObject) else ""
+    return name.rpartition("._rebuild_")[2] if name.startswith("torch.") and "._rebuild_" in name else ""
 
 
 def without_modules(state: Any) -> tuple[Any, tuple[str, ...]]:

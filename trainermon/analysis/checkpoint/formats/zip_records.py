@@ -7,6 +7,7 @@ Source: PKWARE APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (directory)
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile
@@ -23,10 +24,11 @@ _ENCRYPTED = 1
 
 
 class ZipRecord(NamedTuple):
-    """A record: where its local header is in the file, and how long its content is."""
+    """A record: where its local header is in the file, how long its content is, and the CRC-32 of it; 0: none."""
 
     header: int
     size: int
+    crc: int
 
 
 def zip_records(file: RegularFile, start: int, length: int) -> dict[str, ZipRecord]:
@@ -53,6 +55,32 @@ def zip_records(file: RegularFile, start: int, length: int) -> dict[str, ZipReco
     return _entries(file, raw, num_entries, start, length)
 
 
+def archives_in(file: RegularFile) -> Iterator[tuple[int, int]]:
+    """Yield where archives are in a file, and how long, from the last to the first: they stand one behind the other.
+
+    What stands before something else than an archive is left out.
+    """
+    end = file.size
+    while end > 0:
+        begin = max(end - _TAIL, 0)
+        tail = file.read(begin, end - begin)
+        place = len(tail) - _END.size
+        if place < 0 or not tail.startswith(b"PK\5\6", place):
+            return
+        size, directory = _END.unpack_from(tail, place)[5:7]
+        locator = place - _LOCATOR.size
+        if locator >= 0 and tail.startswith(b"PK\6\7", locator):
+            place = locator - _END64.size
+            if place < 0 or not tail.startswith(b"PK\6\6", place):
+                return
+            size, directory = _END64.unpack_from(tail, place)[8:10]
+        start = begin + place - size - directory
+        if not 0 <= start < end:
+            return
+        yield start, end - start
+        end = start
+
+
 def _entries(file: RegularFile, raw: bytes, num_entries: int, start: int, length: int) -> dict[str, ZipRecord]:
     found: dict[str, ZipRecord] = {}
     place = 0
@@ -72,7 +100,7 @@ def _entries(file: RegularFile, raw: bytes, num_entries: int, start: int, length
             )
         if size != packed or header + size > length or name in found:
             raise CheckpointError(f"{file.path} is damaged: its record {name!r} ends behind it, or is there twice")
-        found[name] = ZipRecord(start + header, size)
+        found[name] = ZipRecord(start + header, size, entry[7])
     return found
 
 
@@ -102,6 +130,13 @@ def content_start(file: RegularFile, record: ZipRecord) -> int:
     if begin + record.size > file.size:
         raise _cut(file)
     return begin
+
+
+def is_named(file: RegularFile, record: ZipRecord, name: str) -> bool:
+    """Return whether the header of a record, too, gives it the name that it has in the directory."""
+    expected = name.encode()
+    length = _LOCAL.unpack(file.read(record.header, _LOCAL.size))[9]
+    return length == len(expected) and file.read(record.header + _LOCAL.size, length) == expected
 
 
 def _cut(file: RegularFile) -> CheckpointError:
