@@ -65,6 +65,14 @@ GRADIENT_KEPT = "gradient_kept"
 GRADIENT_LOST = "gradient_lost"
 """`Kind.STATE`, a slot: for how many collected steps a parameter whose module runs has had no gradient any more."""
 
+NOT_HELD = "not_held"
+"""`Kind.STATE`, a slot: 1 for a trainable parameter that the optimizer does not hold, while it holds another in its
+place, else 0; rows where one is found, and when that changes."""
+
+NOT_STEPPED = "not_stepped"
+"""`Kind.STATE`, a slot: on how many collected steps a parameter of no group had a gradient, while nothing wrote to it;
+rows where there is one, 0 of the others."""
+
 ROLLOUT_SERIES = (
     *("rl_mean_abs", "rl_p99_abs", "rl_max_abs", "rl_probability_mean_abs", "rl_probability_max_abs", "rl_k1", "rl_k3"),
     *("rl_chi2_token", "rl_ratio", "rl_ratio_z", "rl_ess", "rl_outside_tenth", "rl_outside_half"),
@@ -128,7 +136,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step; and "
         "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it; "
         "`gradient_kept`, one that nothing has cleared since the step before; `gradient_lost`, for how many steps a "
-        "parameter has had none any more whose module runs.",
+        "parameter has had none any more whose module runs; `not_held` and `not_stepped`, which parameters the "
+        "optimizer does not step.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
         Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",

@@ -87,6 +87,8 @@ def judged(folder: Path, num_steps: int) -> list[Alert]:
         ("no gradient", "no-gradient", WRONG_FROM),
         ("same data", "ranks-share-data", 0),
         ("cut", "parameter-without-gradient", 20),
+        ("unfrozen", "reduced-gradients-differ", WRONG_FROM + 1),
+        ("replaced", "reduced-gradients-differ", WRONG_FROM + 1),
         ("cut later", "gradient-lost", CUT_FROM + AFTER),
     ],
 )
@@ -128,6 +130,7 @@ def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
     "fault",
     [
         "none",
+        "unfrozen in time",
         "one batch",
         "summed",
         "clipped",

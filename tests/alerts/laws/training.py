@@ -90,7 +90,10 @@ def wrapped(inner: Network, fault: str, reduction: Reduction) -> nn.Module:
     if fault.startswith("sharded"):
         fully_shard(inner)
         return inner
-    model = DistributedDataParallel(inner, find_unused_parameters=fault.startswith("cut"))
+    may_be_unused = fault.startswith(("cut", "unfrozen", "replaced"))
+    inner.first.requires_grad_(fault != "unfrozen")
+    model = DistributedDataParallel(inner, find_unused_parameters=may_be_unused)
+    inner.first.requires_grad_(not fault.startswith("unfrozen"))
     model.register_comm_hook(reduction, Reduction.reduce)
     return model
 
@@ -110,6 +113,17 @@ def clip(model: nn.Module, fault: str, step: int) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
 
 
+def change(model: Network, optimizer: torch.optim.Optimizer, fault: str, step: int) -> None:
+    """Cut the graph, or unfreeze or replace what the wrapper does not know, or, with "in time", what it does."""
+    model.is_cut |= fault == "cut later" and step >= CUT_FROM
+    if step == WRONG_FROM and fault.startswith("unfrozen"):
+        model.first.requires_grad_()
+    if step == WRONG_FROM and fault == "replaced":
+        old, model.head.weight = model.head.weight, nn.Parameter(model.head.weight.detach().clone())
+        held = optimizer.param_groups[0]["params"]
+        optimizer.param_groups[0]["params"] = [model.head.weight if p is old else p for p in held]
+
+
 def main(fault: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(1)
@@ -121,7 +135,7 @@ def main(fault: str, folder: Path) -> None:
     monitor.set_monitor(model, optimizer)
     for step, ids in enumerate(itertools.islice(batches(fault, dist.get_rank()), STEPS)):
         reduction.step = step
-        inner.is_cut |= fault == "cut later" and step >= CUT_FROM
+        change(inner, optimizer, fault, step)
         if fault != "not cleared" or step < WRONG_FROM:
             optimizer.zero_grad()
         logits = model(ids)

@@ -10,8 +10,8 @@ from trainermon.alerts.conditions.condition import Mask, grown
 from trainermon.alerts.laws.groups import data_groups
 from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.alerts.laws.updates import least_rate
-from trainermon.core.catalogue import GRADIENT_KEPT, GRADIENT_LOST
-from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, ZEROS
+from trainermon.core.catalogue import GRADIENT_KEPT
+from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ, ZEROS
 from trainermon.core.values import Kind
 
 _BY_DESIGN = "expert"
@@ -65,19 +65,6 @@ class BeginEmpty(LawRelation):
         is_kept = np.array([tensor.slot == GRADIENT_KEPT for tensor in step.tensors], np.bool_)
         size = 1.0 - rows[:, ZEROS] / rows[:, COUNT]
         return LawVerdict(size, np.zeros(size.shape), is_kept & ~np.isnan(size))
-
-
-class StillReached(LawRelation):
-    """A parameter goes on getting a gradient while its module runs.
-
-    The size is the number of steps without one, as the rank tells it.
-    """
-
-    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
-        rows = step.rows[Kind.STATE]
-        is_lost = np.array([tensor.slot == GRADIENT_LOST for tensor in step.tensors], np.bool_)
-        size = rows[:, SUM]
-        return LawVerdict(size, np.zeros(size.shape), is_lost & ~np.isnan(size))
 
 
 class SomeGradient(LawRelation):

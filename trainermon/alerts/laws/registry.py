@@ -12,10 +12,9 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from trainermon.alerts.laws.clipping import OneFactor
-from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient, StillReached
+from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
-from trainermon.alerts.laws.optimizers import Stepped
 from trainermon.alerts.laws.precision import NotRoundedAway
 from trainermon.alerts.laws.recomputation import RepeatsForward
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
@@ -23,10 +22,10 @@ from trainermon.alerts.laws.replicas import EqualCopies
 from trainermon.alerts.laws.restarts import RESTART_LAWS
 from trainermon.alerts.laws.setting_laws import SETTING_LAWS
 from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
+from trainermon.alerts.laws.told import TOLD
 from trainermon.alerts.laws.updates import Copied, Moves
 from trainermon.core.catalogue import (
     GRADIENT_KEPT,
-    GRADIENT_LOST,
 )
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Kind
@@ -242,27 +241,6 @@ LAWS: tuple[Law, ...] = (
         look_at="where the loop calls zero_grad: each step adds to the gradients of all steps before it",
     ),
     Law(
-        name="still-reached",
-        sentence="A parameter that gets a gradient on every step goes on getting one, as long as its module runs.",
-        broken="Parameters that had a gradient on every step lost it, although their modules run",
-        rows=(Kind.STATE,),
-        phase="backward",
-        names=(f"*.{GRADIENT_LOST}",),
-        relation=StillReached,
-        tolerance="none: 20 steps in a row with a gradient, then 10 without any",
-        exceptions=(
-            "parameters that no longer require a gradient, or are in no group of the optimizer any more",
-            "modules that do not run: dropped layers, experts without tokens, heads of other tasks and languages",
-            "parameters that take turns with others, or have been without a gradient before",
-            "gradients that are there and zero: see `gradient-dead`",
-        ),
-        causes=(
-            "the graph is cut from this step on: detach(), .data, no_grad(), or a numpy detour",
-            "a term of the loss is left out from this step on",
-        ),
-        look_at="what the script does from this step on: the last module that lost its gradients, and what follows it",
-    ),
-    Law(
         name="every-rank-gradient",
         sentence="Every data-parallel rank has a gradient of its own to reduce.",
         broken="A data-parallel rank had no gradient of its own, while others had",
@@ -298,27 +276,6 @@ LAWS: tuple[Law, ...] = (
             "the loss does not depend on the parameters",
         ),
         look_at="loss.requires_grad, and who last called set_requires_gradient_sync or no_sync",
-    ),
-    Law(
-        name="stepped",
-        sentence="Every trainable parameter is stepped by an optimizer.",
-        broken="Trainable parameters are stepped by no optimizer",
-        rows=(Kind.PARAM_USED, Kind.STEP),
-        phase="optimizer",
-        also=(Kind.PARAM_UPDATED,),
-        relation=Stepped,
-        settings={"steps": 20},
-        tolerance="none: compared are all moments, bit for bit",
-        exceptions=(
-            "parameters that are left out of the optimizer on purpose, without requires_grad=False",
-            "parameters of another optimizer that begins later",
-            "shards: no whole copy of them is read",
-        ),
-        causes=(
-            "the optimizer was given the parameters of a part of the model",
-            "a module was added, or replaced, after the optimizer was made",
-        ),
-        look_at="optimizer.param_groups against model.named_parameters()",
     ),
     Law(
         name="not-rounded-away",
@@ -410,6 +367,7 @@ LAWS: tuple[Law, ...] = (
     ),
     *SETTING_LAWS,
     *RESTART_LAWS,
+    *TOLD,
 )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -25,11 +26,17 @@ class HeldPlaces:
 
     Attributes:
         gone: Positions of the watched parameters that the model does not hold any more.
+        successors: By position, what is in the place of those now, None for nothing.
+        late: Parameters that were put in, or unfrozen, since, and that the optimizer steps. One that is in the place of
+            a watched one has its shape and type: its rows go on.
     """
 
     def __init__(self, parameters: Sequence[HeldParameter], roots: Sequence[nn.Module], optimizer: Any) -> None:
         self._parameters, self._roots, self._optimizer = parameters, roots, optimizer
         self.gone: frozenset[int] = frozenset()
+        self.successors: Mapping[int, nn.Parameter | None] = {}
+        self.late: Sequence[HeldParameter] = ()
+        self._watched = {id(parameter.tensor) for parameter in parameters}
         self._known = {id(parameter.tensor) for parameter in parameters}
         self._scans_left = _MAX_SCANS
         self._begin()
@@ -76,10 +83,12 @@ class HeldPlaces:
         held = {id(parameter) for parameter in now.values()}
         lost = [i for i, p in enumerate(self._parameters) if id(p.tensor) not in held and i not in self.gone]
         self.gone |= {*lost}
+        self.successors = {i: now.get((self._parameters[i].stage, self._parameters[i].name)) for i in self.gone}
         replaced = {(self._parameters[i].stage, self._parameters[i].name) for i in lost}
         trained = {key: p for key, p in now.items() if p.requires_grad and id(p) not in self._known}
         new = [name for (stage, name), p in trained.items() if (stage, name) not in replaced]
         stepped = [p for group in self._optimizer.param_groups for p in group["params"]]
+        self.late = self._late(now, {*map(id, stepped)})
         foreign = [p for p in stepped if p.requires_grad and id(p) not in self._known | held]
         self._known |= {id(p) for p in (*trained.values(), *foreign)}
         parts = []
@@ -87,16 +96,29 @@ class HeldPlaces:
             names = _listed([self._parameters[i].name for i in lost])
             parts.append(
                 f"the model holds another parameter in the place of {names} than at set_monitor, or none (a module was "
-                "replaced, or load_state_dict(assign=True)): no more is shown of it, and rows of the last steps may "
-                "be those of the old one"
+                "replaced, or load_state_dict(assign=True)): nothing but its gradient is shown from now on, if it is "
+                "stepped and has the same shape, and rows of the last steps may be those of the old one"
             )
         if new:
             parts.append(
-                f"parameters require a gradient that did not, or were not there, at set_monitor: {_listed(new)}"
+                f"parameters require a gradient that did not, or were not there, at set_monitor: {_listed(new)} (of "
+                "those that are stepped the gradients are shown)"
             )
         if foreign:
             parts.append(f"the optimizer has been given {len(foreign)} parameters that the model does not hold")
         return "; ".join(parts) + _AGAIN if parts else ""
+
+    def _late(self, now: Mapping[tuple[int, str], nn.Parameter], stepped: Set[int]) -> Sequence[HeldParameter]:
+        before = {(held.stage, held.name): held.placement for held in self._parameters}
+        usual = self._parameters[0].placement
+        found = []
+        for (stage, name), p in now.items():
+            dtype = str(p.dtype).removeprefix("torch.")
+            placement = dataclasses.replace(usual, dtype=dtype, shape=tuple(p.shape))
+            is_late = p.requires_grad and id(p) not in self._watched and id(p) in stepped
+            if is_late and before.get((stage, name), placement) == placement:
+                found.append(HeldParameter(name, p, placement, stage))
+        return found
 
 
 class HeldModules:

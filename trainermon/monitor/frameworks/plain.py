@@ -103,7 +103,7 @@ class PlainTraining(Training):
     def look_for_changes(self) -> str:
         """Return, in words, which parameters were replaced, added or unfrozen since the last look; "" for none.
 
-        Some microseconds. What was replaced has no gradient and no value from now on.
+        Some microseconds. What was replaced has no gradient and no value from now on; see `late` for what is new.
         """
         if not self.keeps_parameters:
             return ""
@@ -111,7 +111,7 @@ class PlainTraining(Training):
             self._find_unstepped()
             self._held = HeldPlaces(self.parameters, self.roots, self.optimizer)
         found = self._held.look()
-        self._gone = self._held.gone
+        self._gone, self.late, self.successors = self._held.gone, self._held.late, self._held.successors
         return found
 
     def num_writes(self) -> int | None:

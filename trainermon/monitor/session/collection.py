@@ -26,6 +26,7 @@ from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.histograms import ChosenHistograms
 from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
+from trainermon.monitor.taps.loop.left_out import LeftOut
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
@@ -82,6 +83,7 @@ class TapCollection:
         self._context = context
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._kept = KeptGradients(training, collector, steps, guard)
+        self._left_out = LeftOut(training, collector)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -200,6 +202,8 @@ class TapCollection:
             self._regions.step_ended(self._modules.num_seen, self._modules.called_outside)
         self._values.at_exit(outcome)
         self._kept.step_ended()
+        if self._config.wg_distribution:
+            self._left_out.step_ended()
         if self._features.are_any:
             self._features.at_exit()
         if not self._structure.is_done:

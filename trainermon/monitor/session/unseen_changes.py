@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-
-import torch
-
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks.held_places import HeldModules
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import has_compiled
+from trainermon.monitor.taps.loop.left_out import other_optimizers
 from trainermon.monitor.taps.training import Training
 from trainermon.replay.absent import has_own_hook
 
@@ -48,7 +45,12 @@ class UnseenChanges:
 
     def _found(self) -> list[str]:
         """Return in words what may have written to the parameters, of what there is in this process."""
-        others = sorted({type(other).__name__ for other in _other_optimizers(self._training)})
+        others = sorted(
+            {
+                type(other).__name__
+                for other in other_optimizers(self._training, [p.tensor for p in self._training.parameters])
+            }
+        )
         hooked = any(has_own_hook(parameter.tensor) for parameter in self._training.parameters)
         known = (
             (
@@ -70,19 +72,3 @@ class UnseenChanges:
         message = self._training.look_for_changes() if self._modules is None else self._modules.look()
         if message:
             self._collector.tell(message)
-
-
-def _other_optimizers(training: Training) -> list[torch.optim.Optimizer]:
-    """Return the other optimizers of this process that step a watched parameter.
-
-    All objects are looked through, which takes 50 ms for a million; once in a training.
-    """
-    watched = {id(parameter.tensor) for parameter in training.parameters}
-    # not isinstance, which asks each object for its class
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
-    return [
-        other
-        for other in found
-        if other is not training.optimizer
-        and any(id(tensor) in watched for group in other.param_groups for tensor in group["params"])
-    ]

@@ -197,6 +197,7 @@ class GradientTaps:
         first = self._collector.take(reduced, gradients)
         self._is_taken = first >= 0
         self._lost.step(missing)
+        self._take_late()
         if not self._training.reduces:
             self._collector.share_all(unreduced, first, gradients)
         return self._is_taken
@@ -204,6 +205,13 @@ class GradientTaps:
     def _chosen(self, gradients: Sequence[Tensor | None], *, late: bool) -> list[Tensor | None]:
         """Return those that only the script can reduce, or the others; None in the places of the rest."""
         return [gradient if (i in self._late) is late else None for i, gradient in enumerate(gradients)]
+
+    def _take_late(self) -> None:
+        """Take the gradients of what is trained only since the parameters were listed; nothing if some are left out."""
+        for held in self._training.late if self._takes_all else ():
+            if held.tensor.grad is not None:
+                series = self._collector.table.id_of(held.key(Kind.GRAD_REDUCED), held.placement)
+                self._collector.take((series,), (held.tensor.grad,))
 
     def _number_stepped(self) -> None:
         """Give a series to the gradients of parameters that the optimizer has been given meanwhile."""

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from operator import methodcaller
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -146,6 +147,10 @@ class Training(abc.ABC):
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
         unstepped: Positions of the parameters that are in no group of the outer optimizer, if that can be told: another
             one may step them, at other times, so their gradients belong to no step of this one.
+        late: Parameters that the script has put in, or unfrozen, since `parameters` were listed, and that are stepped;
+            only their gradients are read.
+        successors: By position, what the model holds now in the place of a parameter; None for nothing. Only of those
+            that were replaced; another mapping whenever that changes.
         shows_unstepped: Whether these are shown all the same, with the step of the outer one.
         communicates: Which axes the forward communicates over ("tp", "cp", "ep", "dp" …): a replay needs all ranks of
             them. Empty: one rank can replay alone.
@@ -164,6 +169,8 @@ class Training(abc.ABC):
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
     unstepped: frozenset[int] = frozenset()
+    late: Sequence[HeldParameter] = ()
+    successors: Mapping[int, Tensor | None] = MappingProxyType({})
     shows_unstepped: bool = False
     communicates: tuple[str, ...] = ()
 

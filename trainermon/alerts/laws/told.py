@@ -1,0 +1,97 @@
+"""Laws that the rank judges by itself, as only it sees the loop: a row of its own tells how far one is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
+from trainermon.core.catalogue import GRADIENT_LOST, NOT_HELD, NOT_STEPPED
+from trainermon.core.derived import SUM
+from trainermon.core.values import Kind
+
+
+class Told(LawRelation):
+    """Rows of `Kind.STATE` under this slot are 0, or at most what the law's `steps` allows.
+
+    Args:
+        settings: `steps`, if the law has it.
+        slot: One of those in `core/catalogue.py`.
+    """
+
+    def __init__(self, settings: Mapping[str, float], *, slot: str) -> None:
+        super().__init__(settings)
+        self._slot = slot
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
+        size = step.rows[Kind.STATE][:, SUM]
+        is_meant = np.array([tensor.slot == self._slot for tensor in step.tensors], np.bool_)
+        return LawVerdict(size, np.full(size.shape, self.settings.get("steps", 0.0)), is_meant & ~np.isnan(size))
+
+
+TOLD: tuple[Law, ...] = (
+    Law(
+        name="still-reached",
+        sentence="A parameter that gets a gradient on every step goes on getting one, as long as its module runs.",
+        broken="Parameters that had a gradient on every step lost it, although their modules run",
+        rows=(Kind.STATE,),
+        phase="backward",
+        names=(f"*.{GRADIENT_LOST}",),
+        relation=partial(Told, slot=GRADIENT_LOST),
+        tolerance="none: 20 steps in a row with a gradient, then 10 without any",
+        exceptions=(
+            "parameters that no longer require a gradient, or are in no group of the optimizer any more",
+            "modules that do not run: dropped layers, experts without tokens, heads of other tasks and languages",
+            "parameters that take turns with others, or have been without a gradient before",
+            "gradients that are there and zero: see `gradient-dead`",
+        ),
+        causes=(
+            "the graph is cut from this step on: detach(), .data, no_grad(), or a numpy detour",
+            "a term of the loss is left out from this step on",
+        ),
+        look_at="what the script does from this step on: the last module that lost its gradients, and what follows it",
+    ),
+    Law(
+        name="held",
+        sentence="What an optimizer steps in the place of a parameter is the one that the model computes with.",
+        broken="The optimizer steps other tensors than the model computes with",
+        rows=(Kind.STATE,),
+        phase="optimizer",
+        names=(f"*.{NOT_HELD}",),
+        relation=partial(Told, slot=NOT_HELD),
+        tolerance="none: either it is the same tensor, or another one",
+        exceptions=(
+            "parameters that another optimizer of the process holds",
+            "optimizers that hold copies of their own, or tensors of another model, that get gradients",
+        ),
+        causes=(
+            "a module was replaced after the optimizer was made: a new head, layers with adapters",
+            "load_state_dict(assign=True), or a model that was moved or wrapped, after the optimizer was made",
+        ),
+        look_at="the order in which the model is changed and the optimizer is made",
+    ),
+    Law(
+        name="stepped",
+        sentence="Every trainable parameter is stepped by an optimizer.",
+        broken="Trainable parameters are stepped by no optimizer",
+        rows=(Kind.STATE,),
+        phase="optimizer",
+        names=(f"*.{NOT_STEPPED}",),
+        relation=partial(Told, slot=NOT_STEPPED),
+        settings={"steps": 0},
+        tolerance="none: torch counts the writes to a parameter",
+        exceptions=(
+            "parameters without a gradient",
+            "parameters that another optimizer steps, or anything else writes to, unless it does so by `.data`",
+            "parameters of another optimizer that begins later",
+            "optimizers that hold copies of their own",
+        ),
+        causes=(
+            "the optimizer was given the parameters of a part of the model",
+            "a module was added, or replaced, after the optimizer was made",
+        ),
+        look_at="optimizer.param_groups against model.named_parameters()",
+    ),
+)
