@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill, fixed, flat_tensors, laid_out_tensors
+from trainermon.core.values import Moments
 from trainermon.statistics.merge import merge_rows
 
 COUNTS = [0, 5, 6, 7]
@@ -78,6 +79,16 @@ def test_float8_is_widened(rows_of, dtype):
     [row] = rows_of([tensor])
 
     assert_moments(row, elements_of(tensor.to(torch.float64)))
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e-163, 1e-170, 1e-300, 5e-324])
+def test_float64_below_its_squares_has_exact_extrema_and_is_told_from_zeros(rows_of, size):
+    [row] = rows_of([torch.tensor([size, -2 * size, 0.0], dtype=torch.float64)])
+
+    found = Moments(*row)
+    assert (found.min, found.max, found.zeros, found.nonfinite) == (-2 * size, size, 1, 0)
+    assert found.sum_sq == pytest.approx(5 * size**2, rel=1e-6)
+    assert (found.norm == 0) is (size <= 1e-163)  # as the documents say
 
 
 @fixed
