@@ -127,6 +127,35 @@ def test_what_a_table_hides_is_said():
     assert ", and the weights were not compared; " in unchecked.sentence
 
 
+KNOWN, NEW = np.ones(SEQUENCES, bool), np.zeros(SEQUENCES, bool)
+
+
+@pytest.mark.parametrize(
+    ("known", "version", "factor", "is_consistent"),
+    [
+        (None, 1, 0.9, True),
+        (None, 1, 1.5, False),
+        (KNOWN, 1, 1.5, False),
+        (NEW, 1, 1.5, True),
+        (None, 0, 1.5, True),
+    ],
+)
+def test_equal_weights_alone_make_nothing_above_rounding_consistent(known, version, factor, is_consistent):
+    step = Step(1)
+    step.engines = [("a", version)] * SEQUENCES
+    measured = step.report().measures.mean_abs
+
+    report = step.report(
+        known=known,
+        weights=WeightCheck(version=version, engines=("a",), equal=3),
+        floor=Floor(mean_abs=measured / factor, source="measured"),
+    )
+
+    assert report.causes == ()
+    assert report.verdict is (Verdict.CONSISTENT if is_consistent else Verdict.NOISE)
+    assert ("a cache of the engine may hold older ones" in report.sentence) is not is_consistent
+
+
 @pytest.mark.parametrize(("share", "factor", "causes"), [(0.2, 3.5, ["routing"]), (0.03, 3.5, []), (0.2, 1.9, [])])
 def test_other_experts_are_named_below_the_floor_where_they_add_a_quarter_of_it(share, factor, causes):
     for seed in SEEDS:

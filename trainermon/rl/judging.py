@@ -129,8 +129,9 @@ def floor_of(tokens: Tokens, *, dtype: str, is_mixture: bool) -> Floor:
 
 def _verdict(case: Case, causes: Sequence[FoundCause]) -> Verdict:
     if not causes:
-        # a table knows nothing of this model: what is below its figure may be a fault
-        is_sound = case.has_equal_weights or case.measures.mean_abs <= case.floor.mean_abs
+        # a table knows nothing of this model: what is below its figure may be a fault; equal weights leave stale caches
+        is_known = case.has_equal_weights and case.has_nothing_stale
+        is_sound = is_known or case.measures.mean_abs <= case.floor.mean_abs
         return Verdict.CONSISTENT if is_sound and case.floor.source == "measured" else Verdict.NOISE
     decides = causes[0].cause
     if decides is Cause.UNEXPLAINED:
@@ -164,7 +165,8 @@ def _known_of(case: Case) -> str:
         return f", and the weights have equal sums; the order within {len(weights.unordered)} of them was not checked"
     if case.unchecked_engines:
         return f", and the weights of {', '.join(case.unchecked_engines)} were not compared"
-    return ", and the weights are equal"
+    may_be_stale = not case.has_nothing_stale and case.measures.mean_abs > case.floor.mean_abs
+    return ", and the weights are equal" + ("; a cache of the engine may hold older ones" if may_be_stale else "")
 
 
 _OPENING = {
