@@ -27,7 +27,10 @@ from trainermon.core.events import (
 EVENTS: list[tuple[RankEvent, dict[str, Any]]] = [
     (WarningEvent(message="m"), {"type": "warning", "message": "m"}),
     (DetachedEvent(message="m"), {"type": "detached", "message": "m"}),
-    (FailedEvent(step=3, message="boom"), {"type": "failed", "step": 3, "message": "boom"}),
+    (
+        FailedEvent(step=3, message="boom", time_s=9.5),
+        {"type": "failed", "step": 3, "message": "boom", "time_s": 9.5},
+    ),
     (
         ConfigurationEvent(step=7, command="edit", status=ConfigurationStatus.APPLIED, reason=""),
         {"type": "configuration", "step": 7, "command": "edit", "status": "applied", "reason": ""},

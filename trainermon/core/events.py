@@ -74,11 +74,18 @@ class DetachedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailedEvent:
-    """Reports that an exception ended the script; `message` is its traceback, as Python prints it."""
+    """Reports that an exception ended the script.
+
+    Attributes:
+        step: The step on which it did; None: not known.
+        message: Its traceback, as Python prints it.
+        time_s: When it came to the monitor, Unix time by the rank's clock; 0: not known.
+    """
 
     type: ClassVar[EventType] = EventType.FAILED
     step: int | None
     message: str
+    time_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +197,11 @@ def _detached(plain: Mapping[str, Any]) -> DetachedEvent:
 
 
 def _failed(plain: Mapping[str, Any]) -> FailedEvent:
-    return FailedEvent(step=_whole(plain, "step"), message=_text(plain, "message"))
+    return FailedEvent(
+        step=_whole(plain, "step"),
+        message=_text(plain, "message"),
+        time_s=_number(plain, "time_s") if "time_s" in plain else 0.0,
+    )
 
 
 def _configuration(plain: Mapping[str, Any]) -> ConfigurationEvent:

@@ -1,10 +1,13 @@
 """Which of several dead ranks is the cause."""
 
 import dataclasses
+import traceback
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainermon.agent.hang.crash import crash_verdict, last_line, memory_hint
+from trainermon.agent.hang.crash import crash_verdict, exception_line, memory_hint
 from trainermon.agent.hang.evidence import ProcessExit, RankEvidence
 
 PEER = "Traceback (most recent call last):\n  File …\nRuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234\n"
@@ -82,10 +85,52 @@ def test_rank_that_lives_is_not_blamed():
     assert ([culprit.rank for culprit in hang.culprits], hang.waiting) == ([0], (1,))
 
 
-def test_last_line_is_the_exception_itself():
-    assert last_line(BUG) == "ValueError: bad batch"
-    assert last_line("ValueError: two\n  lines\n") == "ValueError: two"
-    assert last_line("") == ""
+def test_exception_line_is_the_exception_itself():
+    assert exception_line(BUG) == "ValueError: bad batch"
+    assert exception_line("ValueError: two\n  lines\n") == "ValueError: two"
+    assert exception_line("") == ""
+
+
+MESSAGES = st.lists(st.text("abc :", max_size=8), max_size=3).map("\n".join)
+
+
+def printed(message, note):
+    """Return what Python prints of an exception with a note that was raised while another one was handled."""
+    error = ValueError(f"first line\n{message}")
+    error.__context__ = KeyError("before")
+    return "".join(traceback.format_exception(error.with_traceback(traceback_here()))) + note  # as Python prints one
+
+
+def traceback_here():
+    try:
+        return 1 / 0
+    except ZeroDivisionError as error:
+        return error.__traceback__
+
+
+@given(MESSAGES, st.text("xyz\n", max_size=5))
+def test_of_a_message_with_many_lines_the_first_is_told(message, note):
+    assert exception_line(printed(message, note)) == "ValueError: first line"
+
+
+def test_of_a_worker_of_the_loader_its_own_exception_is_told():
+    text = (
+        "Traceback (most recent call last):\n  File …\nIndexError: Caught IndexError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n  File …\nIndexError: list index out of range\n\n"
+    )
+
+    assert exception_line(text) == "IndexError: list index out of range"
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_of_two_exceptions_the_one_that_was_raised_first_is_the_cause(order):
+    early, late = BUG, BUG.replace("bad batch", "collective failed")
+    ranks = [dead(0, error=late), dead(1, error=early)]
+
+    assert blamed(
+        [dataclasses.replace(ranks[0], failed_s=20.0), dataclasses.replace(ranks[1], failed_s=19.5)], order
+    ) == [1]
+    assert blamed([ranks[0], dataclasses.replace(ranks[1], failed_s=19.5)], order) == [order[0]]
 
 
 def test_hints_at_a_lack_of_memory():

@@ -155,7 +155,9 @@ def test_error_belongs_to_its_attempt():
     records.on_event(header(attempt=1), FailedEvent(step=3, message="boom"))
     records.on_event(header(attempt=1), WarningEvent(message="other"))
 
-    assert (records.error(3, attempt=1), records.error(3, attempt=2), records.error(0, attempt=1)) == ("boom", "", "")
+    assert records.failure(3, attempt=1) == FailedEvent(step=3, message="boom")
+    assert records.failure(3, attempt=2) is None
+    assert records.failure(0, attempt=1) is None
 
 
 def test_ranks_in_words():

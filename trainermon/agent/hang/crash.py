@@ -24,6 +24,7 @@ _PEER_IS_GONE = (
     "Timed out waiting",
     "Connection refused",
 )
+_TRACEBACK = re.compile(r"(Original )?Traceback \(most recent call last\)")
 _EXIT = re.compile(r"SystemExit: (-?\d+)")
 _MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "bad_alloc")
 
@@ -33,7 +34,8 @@ def crash_verdict(
 ) -> HangVerdict:
     """Return whose end was the cause: the first of those that ended for a reason of their own.
 
-    `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
+    `order` lists the dead ranks as they were seen to die. Of exceptions the first is the one that was raised first, as
+    a process may take long to end. Killed by a signal other than the launcher's SIGTERM, or an
     exception that does not speak of a lost peer, is a reason of its own. An exit status alone, and an abort, may be
     either. Where a SIGTERM or an interruption came before any of those, the ranks were stopped, and none is to blame.
     Where all have only lost a peer, it is one that has ended its training before them. Of the ranks in `unordered`
@@ -49,7 +51,7 @@ def crash_verdict(
     left = _left_before(evidence, dead) if worst == _FOLLOWED else ()
     if left:
         return _left_verdict(left, dead)
-    causes = [one for one in dead if _class(one) == worst]
+    causes = _as_raised([one for one in dead if _class(one) == worst])
     tied = [one for one in causes if one.rank in unordered]
     if worst == _UNEXPLAINED and len(tied) > 1 and causes[0] in tied:
         return HangVerdict(kind=StandstillKind.DEAD, waiting=waiting, text=_unseen_text(tied))
@@ -76,6 +78,11 @@ def crash_verdict(
 def _unseen_text(dead: Sequence[RankEvidence]) -> str:
     text = f"{spans(one.rank for one in dead)} ended before anybody looked, without closing the monitor"
     return f"{text}, at step {dead[0].step}; which was first is not known here: see the launcher's log"
+
+
+def _as_raised(causes: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return ranks in the order in which their exceptions were raised, if that is known of all; else as they came."""
+    return sorted(causes, key=lambda one: one.failed_s) if all(one.failed_s > 0 for one in causes) else list(causes)
 
 
 _STOPPED_TEXT = "ended by SIGTERM from outside (an operator, a scheduler, the launcher)"
@@ -116,7 +123,7 @@ def _class(one: RankEvidence) -> int:
 
 def _is_interrupted(one: RankEvidence) -> bool:
     by_signal = not one.error and one.exit is not None and one.exit.signal == signal.SIGINT
-    return by_signal or last_line(one.error).partition(":")[0] == "KeyboardInterrupt"
+    return by_signal or exception_line(one.error).partition(":")[0] == "KeyboardInterrupt"
 
 
 def _left_before(evidence: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
@@ -141,13 +148,13 @@ def _left_verdict(left: Sequence[RankEvidence], dead: Sequence[RankEvidence]) ->
 def _same_end(one: RankEvidence, first: RankEvidence) -> bool:
     """Whether two ranks failed alike at the same step, as by an error in the script that all ranks run."""
     return one is first or (
-        bool(one.error) and one.step == first.step and last_line(one.error) == last_line(first.error)
+        bool(one.error) and one.step == first.step and exception_line(one.error) == exception_line(first.error)
     )
 
 
 def end_text(one: RankEvidence) -> str:
     """Return in words how a rank's process ended: by which signal, exit status or exception."""
-    said = last_line(one.error)
+    said = exception_line(one.error)
     status = _EXIT.fullmatch(said)
     if status:
         return f"failed with status {status[1]}"
@@ -158,10 +165,16 @@ def end_text(one: RankEvidence) -> str:
     return (one.exit or ProcessExit()).text
 
 
-def last_line(error: str) -> str:
-    """Return the exception itself: the last line of a traceback that is not an indented detail."""
+def exception_line(error: str) -> str:
+    """Return the exception itself: the first line behind the frames of the last traceback; "" without any line.
+
+    A message may have many lines, and end with what is no part of a sentence. Where no traceback has its usual head,
+    it is the last line that is not an indented detail.
+    """
     lines = [line for line in error.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    return lines[-1][:300] if lines else ""
+    heads = [place for place, line in enumerate(lines) if _TRACEBACK.match(line)]
+    behind = lines[heads[-1] + 1 :][:1] if heads else lines[-1:]
+    return behind[0][:300] if behind else ""
 
 
 def memory_hint(one: RankEvidence, *, oom_kills: int) -> str | None:

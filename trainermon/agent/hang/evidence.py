@@ -165,6 +165,7 @@ class RankEvidence:
         children: Processes that it has started.
         exit: How it ended, if it has.
         error: The exception that ended its script, as Python prints it; "" if none is known.
+        failed_s: When it was raised, Unix time by the rank's clock; 0: not known.
         rungs: What came of each way to look at it.
     """
 
@@ -186,6 +187,7 @@ class RankEvidence:
     children: tuple[ChildProcess, ...] = ()
     exit: ProcessExit | None = None
     error: str = ""
+    failed_s: float = 0.0
     rungs: tuple[RankAnswer, ...] = ()
 
     @property

@@ -56,6 +56,7 @@ class KnownEvidence:
         header = self._headers().get(state.rank)
         attempt = header.attempt if header else 0
         limit_s = self._silence.limit_s(state)
+        failure = self._records.failure(state.rank, attempt=attempt)
         return RankEvidence(
             rank=state.rank,
             world_size=header.coordinates.world_size if header else 1,
@@ -68,7 +69,8 @@ class KnownEvidence:
             silent_s=round(now_s - state.changed_s, 3),
             limit_s=limit_s if math.isfinite(limit_s) else 0.0,
             exit=self._deaths.exit_of(state.rank),
-            error=self._records.error(state.rank, attempt=attempt),
+            error=failure.message if failure else "",
+            failed_s=failure.time_s if failure else 0.0,
         )
 
     def _life_of(self, state: RankState) -> str:

@@ -41,16 +41,16 @@ class LastRecords(RecordConsumer):
     def __init__(self) -> None:
         self._steps: dict[int, deque[StepRecord]] = {}
         self._numbers: dict[int, tuple[int, ByPattern[list[tuple[int, str]]]]] = {}
-        self._errors: dict[int, tuple[int, str]] = {}
+        self._failures: dict[int, tuple[int, FailedEvent]] = {}
 
     def steps(self, rank: int) -> list[StepRecord]:
         """Return the last steps of a rank, oldest first."""
         return list(self._steps.get(rank, ()))
 
-    def error(self, rank: int, *, attempt: int) -> str:
-        """Return the exception that ended the script of a rank in an attempt, as Python prints it; "" without one."""
-        found = self._errors.get(rank, (attempt, ""))
-        return found[1] if found[0] == attempt else ""
+    def failure(self, rank: int, *, attempt: int) -> FailedEvent | None:
+        """Return the exception that ended the script of a rank in an attempt; None without one."""
+        found = self._failures.get(rank)
+        return found[1] if found is not None and found[0] == attempt else None
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """Remember one step of one rank: its time, its loss and other numbers."""
@@ -64,7 +64,7 @@ class LastRecords(RecordConsumer):
     def on_event(self, header: Header, event: RankEvent) -> None:
         """Remember the exception with which a rank's script ended."""
         if isinstance(event, FailedEvent):
-            self._errors[header.coordinates.rank] = header.attempt, event.message
+            self._failures[header.coordinates.rank] = header.attempt, event
 
     def _numbers_of(self, rank: int, keys: Sequence[SeriesKey]) -> ByPattern[list[tuple[int, str]]]:
         """Return, for the ids of a block, the rows of the numbers and what these are called."""

@@ -131,10 +131,13 @@ LAWS: tuple[Law, ...] = (
         causes=(
             "the gradients of these parameters are not reduced: over data-parallel ranks as the forward bypassed the "
             "wrapper or no_sync() was left on, over tensor-parallel ones as a norm or router is not marked for it",
+            "a part of the model had no part in the loss of some ranks (a detached branch, a condition on the data), "
+            "and DDP, without find_unused_parameters=True, waited for its gradients in vain",
             "a collective lost what it carried on one rank, or ran in the wrong group",
             "copies were computed from other random numbers, as the dropout of tensor-parallel ranks",
         ),
-        look_at="what reduces these parameters over these ranks; their weights part in the step that follows",
+        look_at="whether these parameters got a gradient on every rank, and what reduces it; their weights part in the "
+        "step that follows",
     ),
     Law(
         name="one-clip-factor",

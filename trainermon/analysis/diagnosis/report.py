@@ -199,7 +199,8 @@ def _place(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _causes(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.candidates and diagnosis.symptom is not Symptom.NONFINITE:
-        yield "or", ", ".join(diagnosis.candidates[:_MAX_PARAMETERS])
+        shown, number = diagnosis.candidates[:_MAX_PARAMETERS], len(diagnosis.candidates)
+        yield "or", ", ".join(shown) + (f" and {number - len(shown)} more" if number > len(shown) else "")
     if diagnosis.classification is not None:
         yield "cause", describe_classification(diagnosis.classification)
         if diagnosis.classification.source:

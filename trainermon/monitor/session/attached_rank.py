@@ -312,10 +312,11 @@ class AttachedRank(abc.ABC):
     def _finish(self, error: BaseException | None) -> None:
         if self._loop is None:
             return
-        step = self._loop.step
+        step, raised_s = self._loop.step, time.time()
         if error is not None:
             text = failure_text(error, sys.argv[1:], os.environ)
-            self._files.journal.append_event(FailedEvent(step=step, message=text[-MAX_TRACEBACK:]))
+            failed = FailedEvent(step=step, message=text[-MAX_TRACEBACK:], time_s=raised_s)
+            self._files.journal.append_event(failed)
         try:
             self._loop.close(failed=error is not None)
         finally:

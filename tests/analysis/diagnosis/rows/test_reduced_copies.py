@@ -1,5 +1,7 @@
 """Copies of parameters that part: by their reduced gradients, or in the optimizer's step."""
 
+import json
+
 import pytest
 
 from tests.analysis.diagnosis.rows.test_copies import (
@@ -16,6 +18,7 @@ from tests.analysis.diagnosis.rows.test_copies import (
     record,
 )
 from tests.analysis.stored_run import grad
+from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import FaultPhase
 from trainermon.core.values import Kind, SeriesKey
 
@@ -70,6 +73,16 @@ def test_gradients_that_differ_while_the_copies_are_equal_are_named_with_step_ra
     assert f"in step {FAULT} the reduced gradients of {NORM}.weight differed on ranks 0, 1" in diagnosis.headline
     assert "on rank 0" in diagnosis.reason
     assert "on rank 1" in diagnosis.reason
+
+
+def test_all_parameters_are_counted_not_those_that_an_alert_lists(tmp_path):
+    edit = gradients_apart(more=gradients_apart(name=COPIED[1]))
+    record(tmp_path, parted, axes=("dp",), kinds=KINDS, edit=edit, **AFTER_UPDATE)
+    log = tmp_path / "nodes/node/alerts.jsonl"
+    alerts = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(one | {"findings": one["findings"][:1]}) + "\n" for one in alerts))
+
+    assert "gradients of layer.mlp.router.weight and of 1 other parameter differed" in diagnose(tmp_path).headline
 
 
 def test_of_three_ranks_the_one_that_differs_is_named(tmp_path):

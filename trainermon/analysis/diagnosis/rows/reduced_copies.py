@@ -70,7 +70,8 @@ def find_unequal_gradients(
 
     Gradients that differ once the weights do may be a consequence. They are the cause if the weights are known to be
     equal on that step, or if the ranks differ by their data alone: what is reduced over these is equal whatever the
-    weights. Cost: reads weights and gradients of the episode's parameters since they were equal last.
+    weights. Cost: reads weights and gradients of the episode's parameters since they were equal last; of all where the
+    alerts list some of them.
     """
     kinds = {kind for kind, *_ in episode.series}
     names = sorted({name for kind, name, *_ in episode.series if kind in OF_COPIES})
@@ -78,7 +79,7 @@ def find_unequal_gradients(
         return None
     first = parting.last_equal if parting else episode.first_step
     last = parting.found if parting and Kind.PARAM_UPDATED in kinds else max(first, episode.first_step - 1)
-    steps = dict(_read(connection, attempt, names, first, last))
+    steps = dict(_read(connection, attempt, None if episode.is_cut else names, first, last))
     groups = [(parameter, group) for parameter, ranks in steps.get(first, {}).items() for group in _equal(ranks)]
     for step, shown in sorted(steps.items()):
         apart = [(name, group) for name, group in groups if name in shown and _are_apart(shown[name], group)]
@@ -101,15 +102,21 @@ def _unequal(step: int, apart: Sequence[tuple[Parameter, frozenset[int]]], shown
 
 
 def _read(
-    connection: duckdb.DuckDBPyConnection, attempt: int, names: Collection[str], first: int, last: int
+    connection: duckdb.DuckDBPyConnection, attempt: int, names: Collection[str] | None, first: int, last: int
 ) -> Iterator[tuple[int, Copies]]:
     kinds = [str(kind) for kind in (*_WEIGHTS, *_WHOLE, Kind.GRAD_REDUCED)]
     query = """
         SELECT step, name, stage, rank, kind, count, sum, sum_sq, min, max FROM all_stats
-        WHERE attempt = $attempt AND step BETWEEN $first AND $last AND list_contains($names, name)
+        WHERE attempt = $attempt AND step BETWEEN $first AND $last AND ($names IS NULL OR list_contains($names, name))
             AND list_contains($kinds, kind) AND micro_step IS NULL ORDER BY step
     """
-    asked = {"attempt": attempt, "first": first, "last": last, "names": list(names), "kinds": kinds}
+    asked = {
+        "attempt": attempt,
+        "first": first,
+        "last": last,
+        "names": None if names is None else list(names),
+        "kinds": kinds,
+    }
     rows = connection.execute(query, asked).fetchall()
     for step, of_step in itertools.groupby(rows, key=lambda row: int(row[0])):
         found: dict[Parameter, dict[int, _Copy]] = defaultdict(lambda: defaultdict(_Copy))

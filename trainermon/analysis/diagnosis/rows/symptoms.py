@@ -65,6 +65,7 @@ class Episode:
         last_step: Where it ended; None: it lasted until the run's end.
         ranks: The ranks that were found wrong.
         series: The worst series, as (kind, name, slot, stage).
+        is_cut: Whether there are more than those: an alert lists the worst of them.
         rule: The rule that found it.
         messages: What it said.
         source: The files that tell.
@@ -84,6 +85,7 @@ class Episode:
     source: str
     between: tuple[int, int] | None = None
     condition: AlertCondition | None = None
+    is_cut: bool = False
 
 
 class Moved(NamedTuple):
@@ -202,6 +204,7 @@ def _episodes(alerts: Iterable[Alert], ends: Mapping[str, int], source: str) -> 
             messages=tuple(one.message for one in members),
             source=source,
             condition=members[0].condition,
+            is_cut=any(one.num_series > len(one.findings) for one in members),
         )
 
 
