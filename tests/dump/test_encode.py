@@ -166,6 +166,7 @@ def test_dtensor_form_has_mesh_and_placements(tmp_path):
     assert form["type"] == "torch.distributed.tensor.DTensor"
     assert form["device_mesh"] == [[0]]
     assert form["placements"] == [{"Shard": {"dim": 0}}, {"Replicate": {}}]
+    assert form["local_shape"] == [2]
     assert form["Norm"] == 5
     assert group == {"type": "torch.ProcessGroup", "group_ranks": [0], "group_id": "553403f9"}
 

@@ -57,6 +57,7 @@ def tensor_form(tensor: Tensor) -> TensorForm:
         form = TensorForm(form_head(_DTENSOR, tensor.dtype, tensor.shape, tensor.requires_grad))
         form.add("device_mesh", tensor.device_mesh.mesh.tolist())
         form.add("placements", [_placement(placement) for placement in tensor.placements])
+        form.add("local_shape", list(_local(tensor).shape))
         return form
     if tensor.is_nested:
         return _nested_form(tensor)
@@ -67,6 +68,11 @@ def tensor_form(tensor: Tensor) -> TensorForm:
     if tensor.layout is _STRIDED and not tensor.is_contiguous():
         form.more = f', "stride": {list(tensor.stride())}'
     return form
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.to_local()
+    return local
 
 
 def _nested_form(tensor: Tensor) -> TensorForm:

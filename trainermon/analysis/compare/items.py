@@ -33,6 +33,7 @@ OUTPUT = "output"
 MODULE = "Module"
 CHECKSUM_KEYS = ("crc32c", "xxh64", "xxh3_64", "crc32", "md5")
 _CHECKSUMS = frozenset(CHECKSUM_KEYS)
+_SHARDED = "FSDP"  # what `fully_shard` puts before the class of a module
 _TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
 Value = tuple[object, ...]
 _NUMBERS = {"int", "float", "bool"}
@@ -47,7 +48,7 @@ class DumpRow(NamedTuple):
     text. `nans` and `infs` count elements; None: not counted. `checksum` is (algorithm, digits), `data_name` the name
     of the tensor's file. `more` is what else tells such tensors apart: of truth values the number of zeros, of complex
     numbers the statistics of their parts; None where there is nothing more. `merged` says what the row was put together
-    from (`2 parts, tp`); "": it was dumped as it is.
+    from (`2 parts, tp`); "": it was dumped as it is. `is_summand`: its ranks' parts are to be added up.
     """
 
     place: str
@@ -65,6 +66,7 @@ class DumpRow(NamedTuple):
     data_name: str | None = None
     more: Any = None
     merged: str = ""
+    is_summand: bool = False
 
     @property
     def is_tensor(self) -> bool:
@@ -260,7 +262,7 @@ def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[DumpCall]:
         yield DumpCall(
             key=key,
             family=MODULE if is_module else family,
-            name=f"{name}.{family}" if is_module else name,
+            name=f"{name}.{family.removeprefix(_SHARDED)}" if is_module else name,
             direction=direction,
             number=number,
             scope=split_key(parents[key])[0] if key in parents else "",
@@ -325,7 +327,7 @@ def _tensor(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
         place,
         state,
         sys.intern(str(get("dtype"))),
-        _shape(tuple(get("shape") or ())),
+        _shape(tuple(get("local_shape", get("shape")) or ())),
         bool(get("requires_grad")),
         get("Max"),
         get("Min"),
@@ -336,6 +338,7 @@ def _tensor(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
         checksum,
         None if name is None else sys.intern(name),  # raises where it is no text
         get("zeros") if get("dtype") == "torch.bool" else _parts(get("parts")),
+        is_summand="placements" in form and any("Partial" in placement for placement in form["placements"]),
     )
 
 

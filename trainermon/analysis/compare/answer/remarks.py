@@ -122,7 +122,11 @@ def _tells(found: UnequalCall) -> bool:
     """Return whether a difference with no equal result before it tells something: one in numbers of one type."""
     rows = [(row.target, row.golden) for row in found.call.rows if row.difference.relative]
     return any(
-        ours is not None and theirs is not None and ours.dtype == theirs.dtype and (found.is_given or is_coarse(ours))
+        ours is not None
+        and theirs is not None
+        and ours.dtype == theirs.dtype
+        and not (ours.merged or theirs.merged)  # whose statistics are rounded once more
+        and (ours.state == INPUT if found.is_given else is_coarse(ours))
         for ours, theirs in rows
     )
 

@@ -37,8 +37,8 @@ class TensorAssembly:
         """
         arrays = [part.whole(read) if isinstance(part, TensorAssembly) else read(part) for part in self.parts]
         if self.dim is None:
-            whole: Array = np.sum(arrays, axis=0)
+            whole: Array = np.asarray(np.sum(arrays, axis=0))  # of single numbers, numpy makes one that is no array
         else:
             blocks = [np.split(array, self.stride, axis=self.dim) for array in arrays]
             whole = np.concatenate([block[i] for i in range(self.stride) for block in blocks], axis=self.dim)
-        return whole if self.scale == 1.0 else whole * self.scale
+        return whole if self.scale == 1.0 else np.asarray(whole * self.scale)

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, DumpRows, read_rows
-from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, Sources, merge_row, scaled
+from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, Sources, is_copy, merge_row, scaled
 from trainermon.analysis.compare.merging.places import DumpLocation
 from trainermon.analysis.compare.merging.ranks import (
     Key,
@@ -147,13 +147,23 @@ class _AxisMerger:
         return is_same or self._references.is_larger(ranks[0])
 
     def _averaged(self, rank: RankCalls, replicas: int) -> RankCalls:
-        """Return a replica with its gradients divided by the number of replicas."""
+        """Return a replica with its gradients divided by the number of replicas.
+
+        Not divided is what a backward starts with: each replica's is 1, and so is that of the whole.
+        """
         self.counts.averaged = replicas
+
+        def averaged(key: Key, item: DumpRow) -> DumpRow:
+            other = self._references.of(key, item.place, "dp")
+            start = other.item if other is not None and item.state == INPUT and item.num_elements == 1 else None
+            is_start = start is not None and is_copy(item, start)
+            return item if is_start else scaled(item, 1 / replicas, self._sources)
+
         calls = tuple(
             call
             if call.direction == FORWARD
-            else call._replace(items=tuple(scaled(item, 1 / replicas, self._sources) for item in call.items))
-            for call in rank.rows.calls
+            else call._replace(items=tuple(averaged(key, item) for item in call.items))
+            for key, call in keyed(rank.rows.calls)
         )
         return rank._replace(rows=rank.rows._replace(calls=calls))
 
@@ -178,6 +188,8 @@ def _split_of(call: DumpCall, item: DumpRow, layout: RankLayout) -> tuple[int, i
 def _may_be_sums(call: DumpCall, item: DumpRow, layout: RankLayout, axis: str) -> bool | None:
     """Return whether rows of one shape are parts of a sum: surely, surely not, or None: the values decide."""
     is_gradient = call.direction == PARAMETERS_GRAD
+    if axis == "tp" and item.is_summand:
+        return True
     if axis == "dp":
         return True if is_gradient else False if call.family == MODULE else None
     if call.family != MODULE or not layout.splits:
