@@ -15,8 +15,11 @@ from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import matched_by_hand, read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
+from trainermon.analysis.compare.run_settings import setting_differences
 from trainermon.analysis.compare.verdicts import differs
+from trainermon.analysis.environment.apart import lines_of
 from trainermon.core.errors import ConfigError
+from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.statuses import add_exit_code, exit_status
@@ -120,12 +123,15 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         with ProgressBar("comparing"):
             as_json = list(documents(target, golden, options=options))
+        settings = setting_differences(target, golden)
+        as_json = [{**document, "settings": settings} for document in as_json]
         sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
         is_different = any(differs(document["rows"]) for document in as_json)
         return exit_status(args, found=is_different, whole=all(document["whole"] for document in as_json))
     destination = _destination(args)
     with ProgressBar("comparing") as progress:
         found = list(outcomes(target, golden, destination, options=options, report=progress))
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines_of(setting_differences(target, golden))))
     sys.stdout.write(render_text(found, colour=has_colour()))
     _list_files([path for outcome in found for path in outcome.files])
     return exit_status(args, found=any(one.differs for one in found), whole=all(one.whole for one in found))

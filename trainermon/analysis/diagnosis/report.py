@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from trainermon.analysis.diagnosis.against.gradient_chain import chain_texts
 from trainermon.analysis.diagnosis.against.run_verdicts import describe
@@ -22,6 +22,7 @@ from trainermon.analysis.diagnosis.findings import (
     Symptom,
 )
 from trainermon.analysis.diagnosis.wording import counted, phase_name
+from trainermon.analysis.environment.apart import lines_of
 from trainermon.dump.files.verdicts import OperationVerdict, Reproducibility
 
 WIDTH = 100
@@ -31,7 +32,6 @@ _MAX_RANKS = 8
 _MAX_PARAMETERS = 4
 _MAX_EVIDENCE = 5
 _MAX_CONTRASTS = 3
-_MAX_SETTINGS = 5
 _MAX_FIRING = 4
 _MAX_LINKS_BESIDE_LEVELS = 5
 _BESIDE_REFERENCE = {
@@ -53,7 +53,7 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
 
     `colour` adds escape codes.
     """
-    lines = list(_settings(diagnosis.setting_differences))
+    lines = list(lines_of(diagnosis.setting_differences))
     lines += [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
@@ -76,18 +76,6 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     room = max(1, MAX_LINES - len(lines) - len(last) - 1)
     lines += _block("evidence", [textwrap.shorten(text, WIDTH + 40, placeholder=" …") for text in evidence][:room])
     return "\n".join([*lines[: MAX_LINES - len(last)], *last]) + "\n"
-
-
-def _settings(differences: Sequence[str]) -> Iterator[str]:
-    """Yield which settings of two runs differ: whatever else is found may follow from them."""
-    if not differences:
-        return
-    verb = "setting differs" if len(differences) == 1 else "settings differ"
-    yield f"{len(differences)} {verb}, look there first, what follows may come of it:"
-    yield from ("  " + textwrap.shorten(text, WIDTH + 40, placeholder=" …") for text in differences[:_MAX_SETTINGS])
-    if len(differences) > _MAX_SETTINGS:
-        yield f"and {len(differences) - _MAX_SETTINGS} more: trainermon env compare"
-    yield ""
 
 
 def _level_lines(level: LevelFinding) -> list[str]:

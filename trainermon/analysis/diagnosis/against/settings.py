@@ -7,19 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainermon.analysis.diagnosis.evidence import open_store
-from trainermon.analysis.environment.compare import compare_packs
-from trainermon.analysis.environment.differences import DifferenceLevel, SettingDifference
-from trainermon.analysis.environment.packs import read_pack
-from trainermon.analysis.environment.rules import LevelRules
-from trainermon.analysis.environment.screen import shown_value
-from trainermon.analysis.environment.settings import as_number, canonical_name
-from trainermon.core.errors import PackError
+from trainermon.analysis.environment.apart import RATE, meaning_of, settings_apart, text_of
 
 if TYPE_CHECKING:
     import duckdb
 
-HYPERPARAMETERS, MODEL = "hyperparameters", "model"
-_RATE = "learning_rate"
 _SAME = 1e-6  # what float32 keeps of a rate
 _RATES = """
     SELECT step, max(learning_rate), min(learning_rate) FROM step_values
@@ -34,46 +26,9 @@ def setting_differences(run: Path, reference: Path, step: int | None = None) -> 
     what the optimizer has of it. The stored learning rates tell where no setting does, if they differ by `step`, the
     first on which values do: what comes later may follow from these. Empty if nothing differs, or is known.
     """
-    rows = _rows(run, reference)
-    rate = _rate_difference(run, reference, step) if _RATE not in map(_meaning, rows) else None
-    return (*([rate] if rate else []), *map(_text, rows))
-
-
-def _rows(run: Path, reference: Path) -> list[SettingDifference]:
-    try:
-        comparison = compare_packs(read_pack(run), read_pack(reference), LevelRules())
-    except PackError:
-        return []
-    found: dict[tuple[str, ...], SettingDifference] = {}
-    for level in (DifferenceLevel.ERROR, DifferenceLevel.WARNING):
-        for row in sorted(comparison.of(level), key=_importance):
-            found.setdefault((row.section, _meaning(row), *map(_number_or_text, row.values)), row)
-    return list(found.values())
-
-
-def _importance(row: SettingDifference) -> tuple[int, bool]:
-    """Return a key that sorts what was set before where it ran."""
-    order = (HYPERPARAMETERS, MODEL)
-    return order.index(row.section) if row.section in order else len(order), "." in row.name
-
-
-def _meaning(row: SettingDifference) -> str:
-    """Return what a setting is called wherever it stands: `optimizer.lr` and `lr` are one."""
-    if row.section != HYPERPARAMETERS:
-        return row.name
-    last = canonical_name(row.name).rpartition(".")[2]
-    return _RATE if last == "initial_lr" else last  # what schedulers of torch keep of it
-
-
-def _number_or_text(value: object) -> str:
-    number = as_number(value)
-    return str(value if number is None else number)
-
-
-def _text(row: SettingDifference) -> str:
-    here, there = map(shown_value, row.values)
-    other = f"{row.names[1]} {there}" if None not in row.names and row.names[0] != row.names[1] else there
-    return f"{row.section}: {row.name} is {here}, in the reference {other}"
+    rows = settings_apart(run, reference)
+    rate = _rate_difference(run, reference, step) if RATE not in map(meaning_of, rows) else None
+    return (*([rate] if rate else []), *map(text_of, rows))
 
 
 def _rate_difference(run: Path, reference: Path, step: int | None) -> str | None:
