@@ -7,20 +7,15 @@ import numpy as np
 import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.analysis.damaged_dumps import CALL, SEEN, run_of, without_folder
+from tests.analysis.damaged_dumps import whole as good
 from trainermon.analysis.compare import distributed
 from trainermon.cli import main
-from trainermon.dump.files.records import PARTIAL_FILE
-
-CALL = "Functional.gelu.0.forward"
 
 
 @pytest.fixture
 def in_one_process(monkeypatch):
     monkeypatch.setattr(distributed, "num_cores", lambda: 1)
-
-
-def good(folder, **more):
-    return write_dump(folder, {CALL: forward(tensor(), output=tensor(**more))})
 
 
 @pytest.mark.parametrize("links", [{"a": "a"}, {"a": "b", "b": "c", "c": "a"}, {CALL: "b", "b": "c", "c": "b"}])
@@ -116,50 +111,17 @@ def test_calls_that_one_side_alone_has_leave_the_exit_status_unknown(rank, words
     assert status == (0 if rank == {CALL: {}} else 4)
 
 
-def both(folder, *, ranks=2, steps=1):
-    for side in "ab":
-        for step in range(steps):
-            for rank in range(ranks):
-                good(folder / side / f"step{step}" / f"rank{rank}")
-    return folder / "a", folder / "b"
-
-
-def _without_a_rank(folder):
-    shutil.rmtree(folder / "step0" / "rank1")
-
-
-def _without_a_file(folder):
-    (folder / "step0" / "rank1" / "dump.json").unlink()
-
-
-def _cut_off(folder):
-    (folder / "step0" / "rank1" / PARTIAL_FILE).write_text("".join(f"{line}\n" for line in _lines_of_a_dump()))
-    _without_a_file(folder)
-
-
-def _lines_of_a_dump():
-    yield json.dumps({"info": {}, "task": "statistics", "level": "mix"})
-    yield json.dumps({"key": CALL, "value": forward(tensor(), output=tensor())})
-
-
-def _with_errors(folder):
-    (folder / "step0" / "rank1" / "dump_info.json").write_text(json.dumps({"errors": 2, "first_error": "disk full"}))
-
-
-UNREAD = (_without_a_rank, _without_a_file, _cut_off, _with_errors)
-
-
 @pytest.mark.parametrize("command", ["compare", "graph", "source"])
 @pytest.mark.parametrize("sides", ["a", "b", "ab"])
-@pytest.mark.parametrize("lose", UNREAD)
+@pytest.mark.parametrize("lose", [without_folder, *SEEN])
 @pytest.mark.usefixtures("in_one_process")
 def test_what_is_missing_is_said_in_the_first_line_and_by_the_status(lose, sides, command, tmp_path, capsys):
-    target, golden = both(tmp_path)
+    target, golden = (run_of(tmp_path / side) for side in "ab")
     words = [command, str(target), str(golden), "--exit-code"]
     assert main(words) == 0
     for side in sides:
-        lose(tmp_path / side)
-    if lose is _without_a_rank and sides == "ab":
+        lose(tmp_path / side / "step0" / "rank1")
+    if lose is without_folder and sides == "ab":
         return  # nothing tells that there was one
     capsys.readouterr()
 
@@ -167,29 +129,31 @@ def test_what_is_missing_is_said_in_the_first_line_and_by_the_status(lose, sides
 
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("Step 0, rank 1: ")
-    assert "as far as they go" in first or "not compared" in first or "not judged" in first or "holds no dump" in first
+    assert any(
+        word in first for word in ("as far as they go", "not compared", "not judged", "no dump", "nothing could")
+    )
     assert main([*words, "--json"]) == 4
 
 
 @pytest.mark.parametrize("command", ["graph", "source"])
-@pytest.mark.parametrize("lose", UNREAD[1:])
+@pytest.mark.parametrize("lose", SEEN)
 def test_what_is_missing_of_dumps_without_a_golden_one_is_said(lose, command, tmp_path, capsys):
-    target, _ = both(tmp_path)
+    target = run_of(tmp_path / "a")
     assert main([command, str(target), "--exit-code"]) == 0
-    lose(target)
+    lose(target / "step0" / "rank1")
     capsys.readouterr()
 
     assert main([command, str(target), "--exit-code"]) == 4
 
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("Step 0, rank 1: ")
-    assert "not whole" in first or "holds no dump" in first
+    assert any(word in first for word in ("not whole", "holds no dump", "no call was dumped", "no statistics"))
 
 
 @pytest.mark.parametrize("command", ["compare", "graph"])
 def test_a_difference_counts_more_than_what_is_missing(command, tmp_path):
-    target, golden = both(tmp_path)
-    _without_a_rank(target)
+    target, golden = (run_of(tmp_path / side) for side in "ab")
+    without_folder(target / "step0" / "rank1")
     shutil.rmtree(golden / "step0" / "rank0")
     good(golden / "step0" / "rank0", value=1.5)
 

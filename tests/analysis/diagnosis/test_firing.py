@@ -10,12 +10,12 @@ from tests.analysis.stored_run import FINITE, grad, store
 from trainermon import cli
 from trainermon.alerts.laws.registry import LAWS, law_of
 from trainermon.alerts.log import AlertLog
-from trainermon.analysis.diagnosis.command import FOUND
 from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, Symptom
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.config import MonitorConfig
+from trainermon.core.terminal.statuses import FOUND
 from trainermon.core.values import AlertCondition, AlertState, Finding, Kind, SeriesKey, Severity
 
 

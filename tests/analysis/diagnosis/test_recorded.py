@@ -6,9 +6,9 @@ import pytest
 
 from tests.analysis.stored_run import FINITE, grad, store
 from trainermon import cli
-from trainermon.analysis.diagnosis.command import FOUND
 from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, Symptom
+from trainermon.core.terminal.statuses import FOUND
 from trainermon.core.values import Kind, SeriesKey
 
 WEIGHT = grad("fc.weight")

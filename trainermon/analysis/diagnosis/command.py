@@ -19,16 +19,13 @@ from trainermon.core.errors import DumpError
 from trainermon.core.terminal.manners import has_colour, note
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.results import write_text
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.core.topology import OUTPUT_ROOT
 from trainermon.core.values import as_plain
 from trainermon.exporters.store.query import find_run
 
 SUMMARY = "explain the step on which a run went wrong"
-FOUND = 3
-UNKNOWN = 4
-"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
-
-_STATUS = {DiagnosisVerdict.FINITE: 0, DiagnosisVerdict.EQUAL: 0, DiagnosisVerdict.NO_EVIDENCE: UNKNOWN}
+_CALM = (DiagnosisVerdict.FINITE, DiagnosisVerdict.EQUAL, DiagnosisVerdict.NO_EVIDENCE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write what to collect next into this folder: config.json for PrecisionDebugger, monitor_config.json",
     )
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help=f"end with status {FOUND} if something was found, {UNKNOWN} if nothing is known, instead of 0",
-    )
+    add_exit_code(parser, "something was found", "nothing was, and not all could be read or compared")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, values and code into FILE")
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON, see analysis/diagnosis/README.md"
@@ -84,7 +77,8 @@ def main(args: argparse.Namespace) -> int:
         _write_page(args.html, run_dir, diagnosis)
     for path in write_configurations(diagnosis.collect, args.collect) if args.collect else ():
         note(f"wrote {path}")
-    return _STATUS.get(diagnosis.verdict, FOUND) if args.exit_code else 0
+    is_whole = diagnosis.verdict is not DiagnosisVerdict.NO_EVIDENCE and not diagnosis.unread
+    return exit_status(args, found=diagnosis.verdict not in _CALM, whole=is_whole)
 
 
 def _write_page(path: Path, run_dir: Path, diagnosis: Diagnosis) -> None:

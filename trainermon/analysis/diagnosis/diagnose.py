@@ -37,12 +37,13 @@ from trainermon.analysis.diagnosis.findings import (
 from trainermon.analysis.diagnosis.firing import with_alerts
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
+from trainermon.analysis.diagnosis.nothing_found import nothing_found
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
 from trainermon.analysis.diagnosis.recorded import with_recorded
 from trainermon.analysis.diagnosis.rows.abnormal import explain_abnormal, told_before
 from trainermon.analysis.diagnosis.rows.stored import StoredPlace, locate_in_rows
 from trainermon.analysis.diagnosis.step_before import made_by_update
-from trainermon.analysis.diagnosis.wording import counted, rank_list
+from trainermon.analysis.diagnosis.wording import counted, rank_list, sentence
 from trainermon.core.values import Kind
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import Dump
@@ -111,7 +112,7 @@ def _diagnose_nonfinite(evidence: StepEvidence) -> Diagnosis:
     elif evidence.rows or any(entry.dump.info.replay for entry in evidence.dumps):
         diagnosis = _not_in_replay(evidence)
     else:
-        diagnosis = _nothing(evidence)
+        diagnosis = dataclasses.replace(nothing_found(evidence), ranks=_ranks(evidence, set()))
     diagnosis = dataclasses.replace(
         diagnosis, step=evidence.step, attempt=evidence.attempt, evidence=_sources(evidence), version=diagnosis.version
     )
@@ -154,7 +155,7 @@ def _located(evidence: StepEvidence, origins: Sequence[tuple[RankDump, Origin]])
     phase, history = _history(evidence, where, origin)
     module, class_name, api = _module(where.dump, origin)
     what = "The batch was not finite" if module == INPUT else f"{_WHAT[phase]} {module or api}"
-    reason = _sentence(f"{api or module}: {origin.reason}")
+    reason = sentence(f"{api or module}: {origin.reason}")
     located = Diagnosis(
         verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,
@@ -363,7 +364,7 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         found[0] += ": not reproduced, so transient, likely the hardware or a race"
     elif is_clean:
         known = dict.fromkeys(entry.dump.info.uncovered for entry in of_rank if entry.dump.info.uncovered)
-        found.append(_sentence("; ".join(known) or OUTSIDE_REPLAY))
+        found.append(sentence("; ".join(known) or OUTSIDE_REPLAY))
     if cut:
         found.append(f"The replay of {rank_list(cut)} did not come to its end")
     absent = absent_of(of_rank) if is_clean and not is_transient else ""
@@ -374,7 +375,7 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{_what_of(place, absent, is_transient=is_transient)} in step {evidence.step}",
-        reason=". ".join([". ".join(found) or "No replay of the step was found", _sentence(place.reason)]),
+        reason=". ".join([". ".join(found) or "No replay of the step was found", sentence(place.reason)]),
         rank=place.rank,
         module=place.module,
         phase=place.phase,
@@ -412,7 +413,7 @@ def _not_in_model(
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{what}{where} in step {evidence.step}",
-        reason=". ".join(filter(None, [_sentence(place.reason), clean])),
+        reason=". ".join(filter(None, [sentence(place.reason), clean])),
         rank=place.rank,
         module=place.module,
         phase=place.phase,
@@ -427,38 +428,6 @@ _AFTER_BACKWARD = {
     FaultPhase.REDUCTION: "The reduction made a non-finite gradient",
     FaultPhase.BEFORE_STEP: "Between backward and optimizer step something spoilt a gradient",
 }
-
-
-def _nothing(evidence: StepEvidence) -> Diagnosis:
-    if not evidence.dumps and not evidence.kinds:
-        return Diagnosis(
-            verdict=DiagnosisVerdict.NO_EVIDENCE,
-            run_id=evidence.run_id,
-            headline="Nothing is known",
-            reason="No dump and no stored statistics were found in the run directory",
-        )
-    inner = _inner(evidence)
-    what = "No parameter, gradient or result of the model" if inner else "Nothing"
-    is_all = evidence.num_steps > 1 and not evidence.is_asked_for
-    where = f"any of {evidence.num_steps} stored steps, of which {evidence.step} is the last" if is_all else ""
-    return Diagnosis(
-        verdict=DiagnosisVerdict.FINITE,
-        run_id=evidence.run_id,
-        headline=f"{what} was non-finite in {where or f'step {evidence.step}'}",
-        reason=_sentence(inner or evidence.largest or "all values that were collected are finite"),
-        ranks=_ranks(evidence, set()),
-    )
-
-
-def _inner(evidence: StepEvidence) -> str:
-    """Return a few words on the first dumped value that is not finite where those that must be are; "" if none is."""
-    for each in evidence.dumps:
-        for entry in each.dump.entries:
-            for tensor in entry.outputs:
-                if tensor.nonfinite:
-                    place = f"{tensor.slot} of {entry.key} on rank {each.rank}"
-                    return f"{place} is not finite, but that reached none of them: it may be on purpose, as in a mask"
-    return ""
 
 
 def _sources(evidence: StepEvidence) -> tuple[str, ...]:
@@ -482,8 +451,3 @@ def _dump_source(entry: RankDump) -> str:
     if info.aborted:  # the reason stands beside the rank
         words.append(info.aborted)
     return "; ".join([*words, *filter(None, ["" if info.aborted else info.uncovered]), *info.notes])
-
-
-def _sentence(text: str) -> str:
-    """Return `text` with a capital letter, unless it begins with a module's name and a colon."""
-    return text if ":" in text.split(" ")[0] else text[:1].upper() + text[1:]

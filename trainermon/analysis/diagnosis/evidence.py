@@ -14,10 +14,10 @@ from trainermon.analysis.compare.merging.places import find_places
 from trainermon.analysis.diagnosis.domains import in_pipelines, read_places
 from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order, read_flows
 from trainermon.analysis.diagnosis.rows.spoilt_buffers import SPOILT_BUFFERS, buffer_notes
+from trainermon.analysis.diagnosis.unread import DumpReading
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.errors import DumpError, StoreError
 from trainermon.core.values import Kind
-from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, TensorRecord
 from trainermon.exporters.store.store import open_run
 
@@ -128,6 +128,8 @@ class StepEvidence:
         alerts: Messages of alerts on it.
         places: By rank, its position on each axis of parallelism.
         notes: What the reader should know, in sentences.
+        unread: Folders of dumps that could not be read, or not as a whole, within the run's; of the step, if one is
+            asked for.
     """
 
     run_id: str
@@ -149,6 +151,7 @@ class StepEvidence:
     alerts: tuple[str, ...] = ()
     places: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 class _DumpPlace(NamedTuple):
@@ -176,17 +179,28 @@ def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
         places=read_places(run_dir),
         is_asked_for=step is not None,
     )
+    reading = DumpReading()
     with open_store(run_dir) as connection:
+        folder = run_dir / "dumps" if places else run_dir
         places = places or list(_loose_places(run_dir))
-        chosen = _choose_step(places, connection, step)
+        reading.miss(folder, {(place.step, place.rank) for place in places}, step)
+        chosen = _choose_step(places, connection, step, reading)
         if chosen is None and step is not None:
             raise DumpError(_no_such_step(run_dir, step, places, connection))
         if chosen is None:
             return evidence
         attempt, step = chosen
-        dumps, notes = _read_dumps(run_dir, [place for place in places if (place.attempt, place.step) == chosen])
-        places_of = in_pipelines(evidence.places, _stages(dumps))
-        evidence = dataclasses.replace(evidence, step=step, attempt=attempt, dumps=dumps, notes=notes, places=places_of)
+        of_step = [place for place in places if (place.attempt, place.step) == chosen]
+        dumps = _read_dumps(run_dir, of_step, reading)
+        evidence = dataclasses.replace(
+            evidence,
+            step=step,
+            attempt=attempt,
+            dumps=dumps,
+            notes=reading.sentences(),
+            unread=tuple(path.relative_to(run_dir).as_posix() for path in reading.gaps),
+            places=in_pipelines(evidence.places, _stages(dumps)),
+        )
         return evidence if connection is None else _with_store(evidence, connection, attempt, step)
 
 
@@ -211,7 +225,7 @@ def _loose_places(folder: Path) -> Iterator[_DumpPlace]:
 
 
 def _first_bad(
-    places: Sequence[_DumpPlace], before: Mapping[int, int], *, is_all_there_is: bool
+    places: Sequence[_DumpPlace], before: Mapping[int, int], reading: DumpReading, *, is_all_there_is: bool
 ) -> tuple[int, int] | None:
     """Return attempt and step of the newest attempt's first dumps that show that their step went wrong; None: none do.
 
@@ -222,19 +236,17 @@ def _first_bad(
         if step >= before.get(newest, step + 1):
             break
         chosen = (place.path for place in places if (place.attempt, place.step) == (newest, step))
-        if any(_is_bad(path, is_all_there_is=is_all_there_is) for path in chosen):
+        if any(_is_bad(reading.read(path), is_all_there_is=is_all_there_is) for path in chosen):
             return newest, step
     return None
 
 
-def _is_bad(path: Path, *, is_all_there_is: bool) -> bool:
+def _is_bad(dump: Dump | None, *, is_all_there_is: bool) -> bool:
     """Return whether a dump shows that its step went wrong: replays are made of no other, ordered dumps of any.
 
     Results of functions may be masks: they count only where no stored rows tell more.
     """
-    try:
-        dump = read_dump(path)
-    except DumpError:
+    if dump is None:
         return False  # another dump or the rows must tell
     is_of_functions = is_all_there_is and dump.level == "L1"
     results = _records(dump) if is_of_functions else ()
@@ -270,7 +282,7 @@ def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
 
 
 def _choose_step(
-    places: Sequence[_DumpPlace], connection: duckdb.DuckDBPyConnection | None, step: int | None
+    places: Sequence[_DumpPlace], connection: duckdb.DuckDBPyConnection | None, step: int | None, reading: DumpReading
 ) -> tuple[int, int] | None:
     """Return attempt and number of `step`; without one, of the first step that went wrong, or else of the last one."""
     dumped = [(place.attempt, place.step) for place in places]
@@ -280,7 +292,7 @@ def _choose_step(
             found += connection.execute("SELECT DISTINCT attempt, step FROM stats WHERE step = ?", [step]).fetchall()
         return _first_of_newest(found)
     stored = [] if connection is None else _stored_bad(connection)
-    bad = _first_bad(places, dict(stored), is_all_there_is=connection is None)
+    bad = _first_bad(places, dict(stored), reading, is_all_there_is=connection is None)
     found = [*stored, *([bad] if bad is not None else [])]
     if found:
         return _first_of_newest(found)
@@ -321,24 +333,21 @@ def _no_such_step(
     )
 
 
-def _read_dumps(run_dir: Path, places: Sequence[_DumpPlace]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
-    """Return the best dump of each rank, and notes on those that cannot be read.
+def _read_dumps(run_dir: Path, places: Sequence[_DumpPlace], reading: DumpReading) -> tuple[RankDump, ...]:
+    """Return the best dump of each rank that has one that can be read.
 
     A replay is better than an ordered dump, a complete one better than a cut off one.
     """
     best: dict[int, RankDump] = {}
-    notes = []
     for place in places:
-        try:
-            dump = read_dump(place.path)
-        except DumpError as error:
-            notes.append(str(error))
+        dump = reading.read(place.path)
+        if dump is None:
             continue
         known = best.get(place.rank)
         if known is None or _worth(dump) > _worth(known.dump):
             path = place.path.relative_to(run_dir).as_posix()
             best[place.rank] = RankDump(rank=place.rank, path=path, dump=dump)
-    return tuple(best[rank] for rank in sorted(best)), tuple(notes)
+    return tuple(best[rank] for rank in sorted(best))
 
 
 def _worth(dump: Dump) -> tuple[bool, bool, int]:

@@ -265,6 +265,8 @@ class Diagnosis:
             nothing was found in the whole run.
         causes: What usually brings about what was found, the most frequent first; () unless a law is broken.
         look_at: What to look at first; "" likewise.
+        unread: What the diagnosis says nothing of, as it could not be read or compared: folders of dumps, or in words;
+            () also where something was found.
         version: Version of this form.
     """
 
@@ -304,4 +306,5 @@ class Diagnosis:
     firing: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     look_at: str = ""
+    unread: tuple[str, ...] = ()
     version: int = SCHEMA_VERSION

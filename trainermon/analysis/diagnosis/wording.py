@@ -8,6 +8,7 @@ from typing import Protocol
 from trainermon.core.values import Kind
 
 _MAX_RANKS = 8
+_MAX_NAMES = 3
 
 
 class SeriesName(Protocol):
@@ -47,3 +48,14 @@ def rank_list(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
     return f"ranks {shown}{f' and {len(ranks) - _MAX_RANKS} more' if len(ranks) > _MAX_RANKS else ''}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are more: `a, b, c and 2 more`."""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def sentence(text: str) -> str:
+    """Return `text` with a capital letter, unless it begins with a module's name and a colon."""
+    return text if ":" in text.split(" ")[0] else text[:1].upper() + text[1:]

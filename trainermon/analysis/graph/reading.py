@@ -157,7 +157,7 @@ def lone_graphs(
     if path.name.endswith(SUFFIX):
         return []
     if golden is None:
-        lone = hollow_places(path, find_places(path))
+        lone = hollow_places(path, {(place.step, place.rank) for place in find_places(path)})
     else:
         lone = pairs_of(path, golden, options or CompareOptions()).lone
     return [one for one in lone if _is_wanted(one.place, step, rank)]

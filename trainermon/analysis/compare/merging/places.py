@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,10 +119,9 @@ def find_places(path: Path) -> list[DumpLocation]:
     return sorted(newest.values(), key=lambda place: (place.step or 0, place.rank or 0))
 
 
-def hollow_places(path: Path, places: Sequence[DumpLocation]) -> list[LonePlace]:
-    """Return the folders `step*/rank*` below `path` that hold no dump, of a step and rank that none of `places` is."""
+def hollow_places(path: Path, known: Collection[tuple[int | None, int | None]]) -> list[LonePlace]:
+    """Return the folders `step*/rank*` below `path` that hold no dump, of a step and rank that is not `known`."""
     path = Path(path)
-    known = {(place.step, place.rank) for place in places}
     named = (_place(folder, path) for folder, holds in _folders(path) if not holds and _RANK.fullmatch(folder.name))
     hollow = [place for place in named if place.step is not None and (place.step, place.rank) not in known]
     return [LonePlace(place, "", "", f"{place.directory} holds no dump") for place in hollow]

@@ -66,8 +66,8 @@ def find_pairs(
     pairs = pair_places(*whole)
     lone = lone_places(pairs, *whole)
     for path, places in zip((target, golden), sides, strict=True):
-        known = {one.place.label for one in lone}
-        lone += [one for one in hollow_places(path, places) if one.place.label not in known]
+        known = {(one.step, one.rank) for one in (*places, *(other.place for other in lone))}
+        lone += hollow_places(path, known)
     return PairedPlaces(pairs, lone)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from trainermon.analysis.diagnosis.against.dump_differences import DumpDifference, compare_dumps
 from trainermon.analysis.diagnosis.against.dumps import below, from_dumps
@@ -18,14 +19,28 @@ from trainermon.analysis.diagnosis.against.row_pairs import NOISE_GROWTH, NOISE_
 from trainermon.analysis.diagnosis.against.rows import from_rows
 from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
 from trainermon.analysis.diagnosis.against.settings import setting_differences
-from trainermon.analysis.diagnosis.against.sides import RunSide, open_side, pair_dumps
+from trainermon.analysis.diagnosis.against.sides import RunSide, lone_dumps, open_side, pair_dumps
 from trainermon.analysis.diagnosis.against.splits import open_both
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, NextCollection, Symptom
 from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
-from trainermon.analysis.diagnosis.wording import counted
+from trainermon.analysis.diagnosis.wording import counted, named
 
 MAX_CALLS = 5
 _NAMES = {LOSS: "loss", GRAD_NORM: "gradient norm"}
+
+
+class _ComparedDumps(NamedTuple):
+    """The dumps of one step, and what of all dumps was not compared.
+
+    Attributes:
+        step: The step; None: not known.
+        found: How they differ.
+        unread: The dumps, of every step that was looked at, of which not all was compared.
+    """
+
+    step: int | None
+    found: DumpDifference
+    unread: tuple[str, ...] = ()
 
 
 def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None) -> Diagnosis:
@@ -41,8 +56,8 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
     at_step = rows.step if rows is not None and rows.step is not None else step
     is_split = rows is not None and bool(rows.split)
     dumps = None if is_split else _first_dump_difference(ours, theirs, at_step)
-    if dumps is not None and dumps[1].first is not None:
-        diagnosis = from_dumps(ours, dumps[0], dumps[1], rows)
+    if dumps is not None and dumps.found.first is not None:
+        diagnosis = from_dumps(ours, dumps.step, dumps.found, rows)
     elif rows is not None and rows.step is not None:
         diagnosis = from_rows(ours, rows)
     else:
@@ -98,24 +113,26 @@ def _first_limit(rows: RowDifference | None) -> float:
     return min(NOISE_LIMIT, NOISE_GROWTH * rows.noise)
 
 
-def _first_dump_difference(
-    ours: RunSide, theirs: RunSide, step: int | None
-) -> tuple[int | None, DumpDifference] | None:
+def _first_dump_difference(ours: RunSide, theirs: RunSide, step: int | None) -> _ComparedDumps | None:
     """Return the first step of which the dumps differ, else the first with calls on one side only, else the last.
 
     None without dumps in common.
     """
     last = one_sided = None
-    for found, pairs in pair_dumps(ours, theirs, step).items():
-        last = found, compare_dumps(pairs, ours.places)
-        if last[1].first is not None:
+    unread: list[str] = []
+    paired = pair_dumps(ours, theirs, step)
+    for at, pairs in paired.items():
+        last = _ComparedDumps(at, compare_dumps(pairs, ours.places))
+        if last.found.first is not None:
             return last
-        if one_sided is None and last[1].one_sided:
+        if one_sided is None and last.found.one_sided:
             one_sided = last
-    return one_sided or last
+        unread += [rank.pair.label for rank in last.found.ranks if not rank.comparison.is_whole]
+    shown = one_sided or last
+    return None if shown is None else shown._replace(unread=(*unread, *lone_dumps(ours, theirs, step, paired)))
 
 
-def _equal(ours: RunSide, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None) -> Diagnosis:
+def _equal(ours: RunSide, rows: RowDifference | None, dumps: _ComparedDumps | None) -> Diagnosis:
     if rows is None and dumps is None:
         return Diagnosis(
             verdict=DiagnosisVerdict.NO_EVIDENCE,
@@ -123,41 +140,58 @@ def _equal(ours: RunSide, rows: RowDifference | None, dumps: tuple[int | None, D
             headline="Nothing could be compared",
             reason="The two sides have neither stored steps nor dumps of a step and rank in common",
         )
-    said = []
-    if rows is not None:
-        noise = "" if rows.is_exact else f" but for noise of up to {rows.noise:.2g}"
-        said.append(f"the stored rows of {counted(rows.num_steps, 'step')} agree{noise}")
-    headline = "No difference from the reference was found"
-    if rows is not None and any(rows.alone):
-        headline += f" on the {counted(rows.num_steps, 'step')} that both have"
-        sides = zip(rows.alone, ("this run", "the reference"), strict=True)
-        said += [f"{counted(number, 'step')} of {side} alone could not be compared" for number, side in sides if number]
-    if dumps is not None:
-        said.append(f"the dumps of {counted(len(dumps[1].ranks), 'rank')} differ by no more than rounding")
-        if keys := dumps[1].one_sided:
-            headline = f"No value differs from the reference, but step {dumps[0]} has calls on one side only"
-            said.append(f"only one side calls {', '.join(keys[:MAX_CALLS])}{' ...' if len(keys) > MAX_CALLS else ''}")
-    reason = ", and ".join(said)
+    agreed = [*([_rows_agree(rows)] if rows is not None else []), *([_dumps_agree(dumps)] if dumps is not None else [])]
+    reason = ", and ".join(text for one in agreed for text in one.said)
+    headline = "No difference from the reference was found" + "".join(one.limits for one in agreed)
+    if dumps is not None and dumps.found.one_sided:
+        headline = f"No value differs from the reference, but step {dumps.step} has calls on one side only"
     return Diagnosis(
         verdict=DiagnosisVerdict.EQUAL,
         run_id=ours.run_id,
         headline=headline,
         reason=reason[:1].upper() + reason[1:],
-        step=dumps[0] if dumps is not None else None,
+        step=dumps.step if dumps is not None else None,
+        unread=tuple(text for one in agreed for text in one.unread),
     )
 
 
-def _collect(
-    diagnosis: Diagnosis, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
-) -> NextCollection | None:
+class _Agreement(NamedTuple):
+    """What is said of rows or dumps that agree: sentences, what was not compared, and how that limits the headline."""
+
+    said: list[str]
+    unread: list[str]
+    limits: str
+
+
+def _rows_agree(rows: RowDifference) -> _Agreement:
+    noise = "" if rows.is_exact else f" but for noise of up to {rows.noise:.2g}"
+    num_steps = counted(rows.num_steps, "step")
+    sides = zip(rows.alone, ("this run", "the reference"), strict=True)
+    alone = [f"{counted(number, 'step')} of {side} alone" for number, side in sides if number]
+    said = [f"the stored rows of {num_steps} agree{noise}", *(f"{one} could not be compared" for one in alone)]
+    limits = f" on the {num_steps} that both have" if alone else ""
+    limits += "; series that one run alone has were not compared" if rows.set_aside else ""
+    return _Agreement(said, [*alone, *rows.set_aside], limits)
+
+
+def _dumps_agree(dumps: _ComparedDumps) -> _Agreement:
+    said = [f"the dumps of {counted(len(dumps.found.ranks), 'rank')} differ by no more than rounding"]
+    if keys := dumps.found.one_sided:
+        said.append(f"only one side calls {', '.join(keys[:MAX_CALLS])}{' ...' if len(keys) > MAX_CALLS else ''}")
+    verb = "was" if len(dumps.unread) == 1 else "were"
+    limits = f"; {named(dumps.unread)} {verb} not compared as a whole" if dumps.unread else ""
+    return _Agreement(said, list(dumps.unread), limits)
+
+
+def _collect(diagnosis: Diagnosis, rows: RowDifference | None, dumps: _ComparedDumps | None) -> NextCollection | None:
     """Return what would lead further down, on both sides."""
     if diagnosis.verdict is DiagnosisVerdict.NO_EVIDENCE:
         return more_statistics((), "nothing is common to both sides")
     step = diagnosis.step
     if diagnosis.verdict is DiagnosisVerdict.EQUAL or step is None or diagnosis.api:
         return None
-    if dumps is not None and dumps[1].first is not None:
-        return _functions_too(step, dumps[1])
+    if dumps is not None and dumps.found.first is not None:
+        return _functions_too(step, dumps.found)
     if dumps is not None and diagnosis.phase is FaultPhase.OPTIMIZER:
         return None
     kinds = rows.kinds if rows is not None else ()
@@ -178,7 +212,7 @@ def _functions_too(step: int, dumps: DumpDifference) -> NextCollection | None:
 
 
 def _sources(
-    ours: RunSide, theirs: RunSide, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
+    ours: RunSide, theirs: RunSide, rows: RowDifference | None, dumps: _ComparedDumps | None
 ) -> tuple[str, ...]:
     found: list[str] = []
     if rows is not None:
@@ -192,7 +226,7 @@ def _sources(
         )
         found.append(f"stored rows: none compared, {why}")
     if dumps is not None:
-        found += _dump_sources(ours, theirs, dumps[1])
+        found += _dump_sources(ours, theirs, dumps.found)
     elif rows is not None and rows.split and ours.dumps and theirs.dumps:
         found.append("dumps: not compared here, where ranks hold other parts; `trainermon compare` merges them")
     else:

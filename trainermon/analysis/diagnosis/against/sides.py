@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.places import (
+    DumpLocation,
+    PlacePair,
+    find_places,
+    hollow_places,
+    lone_places,
+    pair_places,
+)
 from trainermon.analysis.compare.noise import ROUNDOFF
 from trainermon.analysis.diagnosis.domains import read_places
 from trainermon.analysis.diagnosis.evidence import modules_of, run_id_of
@@ -119,3 +126,20 @@ def pair_dumps(ours: RunSide, theirs: RunSide, step: int | None) -> dict[int | N
         for pair in pair_places(targets, goldens) if targets and goldens else ():
             found.setdefault(pair.target.step, []).append(pair)
     return dict(sorted(found.items(), key=lambda one: one[0] if one[0] is not None else -1))
+
+
+def lone_dumps(
+    ours: RunSide, theirs: RunSide, step: int | None, pairs: Mapping[int | None, Sequence[PlacePair]]
+) -> list[str]:
+    """Return the places of dumps, and of ranks without one, that are in none of `pairs`; with `step`, of that step.
+
+    Two runs need not have dumped the same: there are none of these.
+    """
+    if ours.is_run and theirs.is_run:
+        return []
+    paired = [pair for of_step in pairs.values() for pair in of_step]
+    lone = lone_places(paired, ours.dumps, theirs.dumps) if ours.dumps and theirs.dumps else []
+    for side in (ours, theirs):
+        lone += hollow_places(side.path, {(place.step, place.rank) for place in side.dumps})
+    places = [one.place for one in lone if step in (None, one.place.step)]
+    return list(dict.fromkeys(place.label or str(place.directory) for place in places))
