@@ -21,6 +21,7 @@ from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, 
 from trainermon.analysis.diagnosis.against.settings import setting_differences
 from trainermon.analysis.diagnosis.against.sides import RunSide, lone_dumps, open_side, pair_dumps
 from trainermon.analysis.diagnosis.against.splits import open_both
+from trainermon.analysis.diagnosis.against.trained_sets import TrainedSets, find_trained_sets
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, NextCollection, Symptom
 from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
 from trainermon.analysis.diagnosis.wording import counted, named
@@ -62,17 +63,19 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
         diagnosis = from_rows(ours, rows)
     else:
         diagnosis = _equal(ours, rows, dumps)
+    trained = None
     if ours.is_run and theirs.is_run:
+        trained = _trained_sets(ours, theirs)
         diagnosis = dataclasses.replace(
-            with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
-            gradient_chain=gradient_chain(ours, theirs, _first_limit(rows)),
+            with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path, trained)),
+            gradient_chain=gradient_chain(ours, theirs, _first_limit(rows), trained),
             setting_differences=setting_differences(ours.path, theirs.path, diagnosis.step),
         )
     return dataclasses.replace(
         diagnosis,
         reference=str(theirs.path),
         collect=_collect(diagnosis, rows, dumps),
-        evidence=_sources(ours, theirs, rows, dumps),
+        evidence=(*([trained.text] if trained else ()), *_sources(ours, theirs, rows, dumps)),
     )
 
 
@@ -104,6 +107,11 @@ def _compare_rows(ours: RunSide, theirs: RunSide, step: int | None) -> RowDiffer
             return None
         found = find_row_difference(both, ours, theirs, step)
     return found if found.num_steps else None
+
+
+def _trained_sets(ours: RunSide, theirs: RunSide) -> TrainedSets | None:
+    with open_both(ours, theirs) as both:
+        return None if both is None else find_trained_sets(both)
 
 
 def _first_limit(rows: RowDifference | None) -> float:

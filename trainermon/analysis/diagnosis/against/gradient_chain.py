@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainermon.analysis.diagnosis.against.row_pairs import (
@@ -21,14 +21,15 @@ from trainermon.analysis.diagnosis.against.row_pairs import (
     REFERENCE,
 )
 from trainermon.analysis.diagnosis.against.sides import RunSide
-from trainermon.analysis.diagnosis.against.splits import SideBySide, open_both
+from trainermon.analysis.diagnosis.against.splits import SideBySide, open_both, stored_kinds
+from trainermon.analysis.diagnosis.against.trained_sets import Norms, TrainedSets
 from trainermon.analysis.diagnosis.evidence import open_store
 from trainermon.core.values import Kind
 
 if TYPE_CHECKING:
     import duckdb
 
-DIFFERS, AGREES, NOT_STORED = "differs", "agrees", "not stored"
+DIFFERS, AGREES, NOT_STORED, NOT_COMPARED = "differs", "agrees", "not stored", "not comparable"
 _NOISE_FLOOR = 1e-6
 _LOCAL_NORM, _NORM = "local gradient norm", "gradient norm"
 _LINKS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
@@ -46,10 +47,10 @@ class GradientLink:
     """One station of a gradient's way through the step, and whether two runs agree there.
 
     `link` is the station: before the reduction, after it, norm, moments, weights. `state` is `differs`, `agrees` (but
-    for noise) or `not stored` on both sides. `num_steps` is how many steps were compared. `step` is the first on which
-    it differs, `relative` how far the farthest series of that step is apart, relative to its size (NaN: finite on one
-    side only), `rank` and `series` which that is; None and "" where nothing differs, but for `relative`, which is the
-    noise there, None without any. The norm of all ranks has no rank.
+    for noise), `not stored` on any side, or `not comparable`: what is stored has no counterpart. `num_steps` is how
+    many steps were compared. `step` is the first on which it differs, `relative` how far its farthest series is
+    apart, relative to its size (NaN: finite on one side only), `rank` and `series` which that is; None and "" where
+    nothing differs, but for `relative`, which is the noise there, None without any. The norm of all ranks has no rank.
     """
 
     link: str
@@ -71,23 +72,46 @@ class _ChainPoint(NamedTuple):
     series: str
 
 
-def gradient_chain(ours: RunSide, theirs: RunSide, first_limit: float = NOISE_LIMIT) -> tuple[GradientLink, ...]:
+def gradient_chain(
+    ours: RunSide, theirs: RunSide, first_limit: float = NOISE_LIMIT, trained: TrainedSets | None = None
+) -> tuple[GradientLink, ...]:
     """Return the stations of the gradients' way, in order, each with the first step on which two runs differ there.
 
     () if one of them has no store. Where they are split otherwise, ranks are merged, and have no norm of their own.
-    `first_limit` is what passes for noise on the first common step.
+    `first_limit` is what passes for noise on the first common step. Where other parameters are `trained`, the norms are
+    those of what both have.
     """
     with open_both(ours, theirs) as both, open_store(theirs.path) as there:
         if both is None or there is None:
             return ()
-        return tuple(_link(name, list(_series(name, kinds, both, there)), first_limit) for name, kinds in _LINKS)
+        links = tuple(
+            _link(name, list(_series(name, kinds, both, there, trained)), first_limit) for name, kinds in _LINKS
+        )
+        return _with_reasons(links, stored_kinds(both))
+
+
+def _with_reasons(links: Sequence[GradientLink], stored: Collection[str]) -> tuple[GradientLink, ...]:
+    """Return the links, of those that nothing is known of the ones as not comparable of which a run stores rows."""
+    kinds_of = dict(_LINKS)
+    return tuple(
+        dataclasses.replace(link, state=NOT_COMPARED)
+        if link.state == NOT_STORED and any(kind in stored for kind in kinds_of[link.link] or (Kind.GRAD_REDUCED,))
+        else link
+        for link in links
+    )
 
 
 def _series(
-    name: str, kinds: Sequence[Kind], both: SideBySide, theirs: duckdb.DuckDBPyConnection
+    name: str,
+    kinds: Sequence[Kind],
+    both: SideBySide,
+    theirs: duckdb.DuckDBPyConnection,
+    trained: TrainedSets | None,
 ) -> Iterator[list[_ChainPoint]]:
     if name == _NORM or (name == _LOCAL_NORM and not both.split):
-        yield _norms(both.connection, theirs, per_rank=name == _LOCAL_NORM)
+        per_rank = name == _LOCAL_NORM
+        known = trained and (trained.rank_norms if per_rank else trained.norms)
+        yield _norms(*(known or (_read_norms(side, per_rank=per_rank) for side in (both.connection, theirs))))
     for kind in kinds:
         values = {"kind": str(kind), "is_split": bool(both.split)}
         yield [_ChainPoint(*row) for row in both.connection.execute(_ROWS, values).fetchall()]
@@ -129,15 +153,18 @@ def _first_beyond(points: Sequence[_ChainPoint], first_limit: float) -> _ChainPo
     return None
 
 
-def _norms(ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection, *, per_rank: bool) -> list[_ChainPoint]:
-    here, there = ({row[:-1]: row[-1] for row in side.execute(_NORMS[per_rank]).fetchall()} for side in (ours, theirs))
+def _read_norms(side: duckdb.DuckDBPyConnection, *, per_rank: bool) -> Norms:
+    return {(step, rank): norm for step, rank, norm in side.execute(_NORMS[per_rank]).fetchall()}
+
+
+def _norms(here: Norms, there: Norms) -> list[_ChainPoint]:
     points: dict[int, _ChainPoint] = {}
-    for key in sorted(here.keys() & there.keys()):
+    for key in sorted(here.keys() & there.keys(), key=lambda key: (key[0], key[1] or 0)):
         one, other = here[key], there[key]
         same = one == other or (math.isnan(one) and math.isnan(other))
         finite = math.isfinite(one) and math.isfinite(other)
         apart = 0.0 if same else abs(one - other) / max(abs(one), abs(other)) if finite else math.inf
-        step, rank = key if per_rank else (key[0], None)
+        step, rank = key
         point = _ChainPoint(step, not same, apart, rank, "")
         if step not in points or (point.differs, point.relative) > (points[step].differs, points[step].relative):
             points[step] = point
@@ -146,7 +173,7 @@ def _norms(ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection, *
 
 _NORMS = {
     True: "SELECT step, rank, grad_norm FROM step_values WHERE grad_norm IS NOT NULL",
-    False: "SELECT step, grad_norm FROM steps WHERE grad_norm IS NOT NULL",
+    False: "SELECT step, NULL, grad_norm FROM steps WHERE grad_norm IS NOT NULL",
 }
 
 _LARGEST = "greatest(abs(ours.min), abs(ours.max), abs(theirs.min), abs(theirs.max))"

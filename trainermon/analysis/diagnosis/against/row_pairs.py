@@ -92,6 +92,9 @@ class RowPair(NamedTuple):
         return tuple((item.shape, item.max, item.min, item.mean, item.norm) for item in (self.ours, self.theirs))
 
 
+_TRAINED = f"SELECT name FROM {{}} WHERE kind = '{Kind.GRAD_REDUCED}'"  # noqa: S608  # our own names
+
+
 def create_pairs(connection: duckdb.DuckDBPyConnection, *, is_split_otherwise: bool = False) -> None:
     """Create the views `pairs` of series that both `OURS` and `REFERENCE` have, and `one_sided` of others.
 
@@ -145,6 +148,12 @@ def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
         JOIN paired_kinds kinds ON kinds.kind = found.kind AND kinds.step <= found.step
         JOIN watched ON watched.step = found.step AND watched.rank = found.rank
         WHERE found.kind IN ({kinds})
+    """)  # noqa: S608  # our own names
+    # a gradient of an activation is made only where something before it is trained
+    connection.execute(f"""
+        DELETE FROM one_sided WHERE kind = '{Kind.ACTV_GRAD}' AND EXISTS (
+            ({_TRAINED.format(OURS)} EXCEPT {_TRAINED.format(REFERENCE)})
+            UNION ALL ({_TRAINED.format(REFERENCE)} EXCEPT {_TRAINED.format(OURS)}))
     """)  # noqa: S608  # our own names
 
 

@@ -207,6 +207,10 @@ def step_level(rows: RowDifference) -> LevelFinding:
     return LevelFinding(level=PlaceLevel.STEP, answer=str(rows.step), reason=reason, source=ROWS)
 
 
+def _why_no_domain(rows: RowDifference) -> str:
+    return "ranks were merged" if rows.split else "the run has one rank, or does not tell its groups"
+
+
 def row_levels(ours: RunSide, rows: RowDifference, location: RowLocation) -> tuple[LevelFinding, ...]:
     """Return the levels of the way down, from the step to the function, as far as stored rows reach."""
     pair = rows.pairs[location.place]
@@ -215,7 +219,7 @@ def row_levels(ours: RunSide, rows: RowDifference, location: RowLocation) -> tup
     domain, why = describe_domain(location.ranks, ours.places)
     answers = (
         (PlaceLevel.MICRO_STEP, "" if pair.micro_step is None else str(pair.micro_step), micro),
-        (PlaceLevel.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
+        (PlaceLevel.DOMAIN, domain, why or _why_no_domain(rows)),
         (PlaceLevel.RANK, ", ".join(map(str, location.ranks)), f"{pair.place} differs there"),
         (PlaceLevel.MODULE, location.module, PHRASES[location.phase]),
         (PlaceLevel.API, "", "stored rows know of modules only"),

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainermon.analysis.diagnosis.against.trained_sets import TrainedSets
 from trainermon.analysis.diagnosis.evidence import open_store
 from trainermon.analysis.diagnosis.wording import counted
 
@@ -69,15 +70,19 @@ _LOSS_RULE = _RunRule(LOSS, "mean relative error", LOSS_LIMIT, is_mean=True)
 _NORM_RULE = _RunRule(GRAD_NORM, "largest relative difference", GRAD_NORM_LIMIT, is_mean=False)
 
 
-def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
+def judge_run(run_dir: Path, reference: Path, trained: TrainedSets | None = None) -> tuple[RunVerdict, ...]:
     """Compare loss and gradient norm of two runs over all steps that both have stored; return a verdict on each.
 
-    A quantity that one of them lacks has no verdict.
+    A quantity that one of them lacks has no verdict. Where other parameters are `trained`, the norms are those of what
+    both have.
     """
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
             return ()
         losses, norms, global_norms = zip(_read(ours), _read(theirs), strict=True)
+    if trained is not None:
+        here, there = ({step: norm for (step, _), norm in side.items()} for side in trained.norms)
+        norms = global_norms = here, there
     # a norm of our own where both have one: it is before clipping on every framework
     chosen = norms if norms[0].keys() & norms[1].keys() else global_norms
     verdicts = (_judge(_LOSS_RULE, *losses), _with_ratio(_judge(_NORM_RULE, *chosen), *chosen))

@@ -34,6 +34,12 @@ _COMPARED = {
 }
 
 
+def stored_kinds(both: SideBySide) -> set[str]:
+    """Return the kinds of which a run has rows, whether these can be compared or not."""
+    rows = (both.connection.execute(f"SELECT DISTINCT kind FROM {name}").fetchall() for name in _ROWS.values())  # noqa: S608
+    return {str(kind) for found in rows for (kind,) in found}
+
+
 class SideBySide(NamedTuple):
     """The rows of two runs in one database.
 
@@ -88,16 +94,18 @@ def _other_layout(ours: RunSide, theirs: RunSide) -> str:
 def _other_shards(connection: duckdb.DuckDBPyConnection) -> str:
     """Return that ranks hold other parts of parameters of the same size, as stages of ZeRO do; "" if they do not."""
     kinds = ", ".join(f"'{kind}'" for kind in _MERGED)
-    part, whole = (
-        f"SELECT kind, name, {rank} AS rank, sum(count) AS count FROM {{rows}} WHERE kind IN ({kinds})"  # noqa: S608
-        f" AND in_global_norm AND step = (SELECT min(step) FROM {{rows}} WHERE kind IN ({kinds})) GROUP BY ALL"
-        for rank in ("rank", "0")
+    first = (
+        f"FROM {{rows}} WHERE kind IN ({kinds}) AND in_global_norm"  # noqa: S608  # our own names
+        f" AND step = (SELECT min(step) FROM {{rows}} WHERE kind IN ({kinds}))"
     )
+    part, whole = (
+        f"SELECT kind, name, {rank} AS rank, sum(count) AS count {first} GROUP BY ALL" for rank in ("rank", "0")
+    )
+    # a parameter that one of them begins to train later says nothing
+    known = " AND ".join(f"(kind, name) IN (SELECT (kind, name) {first.format(rows=rows)})" for rows in _ROWS.values())
     query = (
         "SELECT count(*) FROM ({0}) ours {how} JOIN ({1}) theirs USING (kind, name, rank)"  # noqa: S608  # our own names
-        " WHERE ours.count IS DISTINCT FROM theirs.count"
-        f" AND (kind, name) IN (SELECT (kind, name) FROM {_ROWS[OURS]})"
-        f" AND (kind, name) IN (SELECT (kind, name) FROM {_ROWS[REFERENCE]})"
+        f" WHERE ours.count IS DISTINCT FROM theirs.count AND {known}"
     )
     apart, wholly = (
         connection.execute(query.format(*(text.format(rows=rows) for rows in _ROWS.values()), how=how)).fetchall()[0][0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from trainermon.analysis.diagnosis.against.gradient_chain import DIFFERS, NOT_STORED, GradientLink
+from trainermon.analysis.diagnosis.against.gradient_chain import DIFFERS, NOT_COMPARED, NOT_STORED, GradientLink
 from trainermon.analysis.diagnosis.against.run_verdicts import RunVerdict, describe, word_of
 from trainermon.analysis.diagnosis.findings import Diagnosis
 from trainermon.analysis.diagnosis.page.markup import table, text
+
+_UNKNOWN = (NOT_STORED, NOT_COMPARED)
 
 
 def verdict_table(diagnosis: Diagnosis) -> str:
@@ -30,14 +32,14 @@ def _verdict(verdict: RunVerdict) -> tuple[str, ...]:
 
 def chain_table(diagnosis: Diagnosis) -> str:
     """Return an HTML table of the stations of the gradients' way, and where two runs part; "" where none was stored."""
-    if all(link.state == NOT_STORED for link in diagnosis.gradient_chain):
+    if all(link.state in _UNKNOWN for link in diagnosis.gradient_chain):
         return ""
     rows = [_link(link) for link in diagnosis.gradient_chain]
     return table(("link", "", "series", "rank", "first step", "apart by"), rows, numbers=3)
 
 
 def _link(link: GradientLink) -> tuple[str, ...]:
-    colour = "bad" if link.state == DIFFERS else "dim" if link.state == NOT_STORED else "good"
+    colour = "bad" if link.state == DIFFERS else "dim" if link.state in _UNKNOWN else "good"
     size = "–" if not link.relative else f"{link.relative:.2g}"
     if link.relative is not None and math.isnan(link.relative):
         size = "finite on one side only"
