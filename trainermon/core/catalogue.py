@@ -118,6 +118,9 @@ ACCELERATOR_SERIES = (
 )
 """`Kind.STEP`: what the agent adds to the steps of a rank; docs/accelerators.md says what each is."""
 
+STEP_REPEATED = "step_repeated"
+"""`Kind.STEP`: a row where the optimizer steps once more with the gradients of the step before; how often so far."""
+
 EVAL_MODE_SERIES = "eval_mode"
 """`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
 

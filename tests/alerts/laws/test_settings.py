@@ -17,7 +17,7 @@ from trainermon import TrainerMon
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
 from trainermon.core.journal import Header
-from trainermon.core.values import Alert, AlertState, StatBlock
+from trainermon.core.values import Alert, AlertState, Severity, StatBlock
 
 STEPS, WRONG_FROM = 40, 25
 Optimizer = torch.optim.Optimizer
@@ -34,6 +34,17 @@ SCHEDULES: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
     "triangles": lambda o: lr_scheduler.CyclicLR(o, [1e-4, 1e-5], [1e-2, 1e-3], 6, cycle_momentum=False),
     "to zero": lambda o: lr_scheduler.PolynomialLR(o, STEPS, power=2.0),
     "first a third": lambda o: lr_scheduler.ConstantLR(o, total_iters=5),
+}
+SCHEDULES |= {
+    "cosine to zero": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS),
+    "cosine to zero and back": lambda o: lr_scheduler.CosineAnnealingLR(o, 6),
+    "warm restarts from zero": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 8),
+    "a stage of a thousandth": lambda o: lr_scheduler.MultiStepLR(o, [20], gamma=1e-3),
+    "rests": lambda o: lr_scheduler.LambdaLR(o, lambda n: float(n % 10 < 5)),
+}
+BROKEN: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
+    "collapses": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1.0 if n < WRONG_FROM else 1e-9),
+    "collapses in the warm-up": lambda o: lr_scheduler.LambdaLR(o, lambda n: n / 50 if n < WRONG_FROM else 1e-9),
 }
 
 
@@ -54,7 +65,7 @@ def train(folder: Path, schedule: str, changes: Hook | None = None, *, decay: fl
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[2].parameters(), "lr": 1e-4}]
     optimizer = torch.optim.AdamW(groups, weight_decay=decay)
-    scheduler = SCHEDULES[schedule](optimizer)
+    scheduler = (SCHEDULES | BROKEN)[schedule](optimizer)
     monitor = TrainerMon({"output_dir": str(folder), "spool_dir": str(folder), "agent": {"start": False}})
     monitor.set_monitor(model, optimizer)
     draw = torch.Generator().manual_seed(1)
@@ -90,18 +101,29 @@ def test_nothing_is_said_of_any_scheduler_of_torch(tmp_path: Path, schedule: str
         ("learning-rates-part", "linear warm-up", rates_only(0, 10.0)),
         ("learning-rates-part", "cosine to a floor", rates_only(1, 0.1)),
         ("setting-jumps", "constant", set_to(weight_decay=1.0)),
-        ("setting-jumps", "constant", set_to(weight_decay=0.0)),
+        ("setting-switched-off", "constant", set_to(weight_decay=0.0)),
+        ("setting-switched-off", "constant", set_to(eps=0.0)),
+        ("learning-rate-collapsed", "collapses", None),
+        ("learning-rate-collapsed", "collapses in the warm-up", None),
         ("setting-jumps", "constant", set_to(betas=(0.0, 0.999))),
         ("setting-jumps", "constant", set_to(eps=1e-4)),
     ],
 )
 def test_a_setting_that_jumps_is_told_on_the_step_on_which_it_does(
-    tmp_path: Path, rule: str, schedule: str, changes: Hook
+    tmp_path: Path, rule: str, schedule: str, changes: Hook | None
 ) -> None:
     found = alerts_of(written(train(tmp_path, schedule, changes), 0))
 
     assert set(found) == {rule}
     assert found[rule].first_step == WRONG_FROM
+
+
+def test_decay_that_is_set_to_zero_is_a_note_without_a_factor(tmp_path: Path) -> None:
+    (alert,) = alerts_of(written(train(tmp_path, "constant", set_to(weight_decay=0.0)), 0)).values()
+
+    assert alert.severity is Severity.INFO
+    assert "are set to zero at step 25" in alert.message
+    assert "inf" not in alert.message
 
 
 @pytest.mark.parametrize("decay", [30.0, 0.1])

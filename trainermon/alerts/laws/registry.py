@@ -23,7 +23,7 @@ from trainermon.alerts.laws.restarts import RESTART_LAWS
 from trainermon.alerts.laws.setting_laws import SETTING_LAWS
 from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
 from trainermon.alerts.laws.told import TOLD
-from trainermon.alerts.laws.updates import Copied, Moves
+from trainermon.alerts.laws.updates import Copied, Moves, NotUndone
 from trainermon.core.catalogue import (
     GRADIENT_KEPT,
 )
@@ -52,6 +52,25 @@ LAWS: tuple[Law, ...] = (
             "the step is undone: weights are loaded, or gathered from an old copy, after it",
         ),
         look_at="whether optimizer.param_groups holds the very tensors of model.parameters()",
+    ),
+    Law(
+        name="not-undone",
+        sentence="What a step has made of a parameter is there when the next step begins.",
+        broken="Parameters are set back to what they were before a step, again and again",
+        rows=(Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED),
+        phase="optimizer",
+        relation=NotUndone,
+        tolerance="none: compared are all moments, bit for bit",
+        exceptions=(
+            "all parameters at once, as a rollback or a line search does; other weights for a while, as for evaluation",
+            "tensors of which each element lies at a bound, as after clamping",
+            "what is written over with something new: averages, projections, masks",
+        ),
+        causes=(
+            "an old copy is written back: a cache, an average, or shards that are gathered into the wrong buffer",
+            "two modules that should share a weight are kept equal by copying, in the wrong direction",
+        ),
+        look_at="what writes to these parameters between one step and the next forward",
     ),
     Law(
         name="copied",

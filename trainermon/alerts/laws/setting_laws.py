@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.alerts.laws.law import Law
-from trainermon.alerts.laws.settings import GoesOn, InProportion, MildDecay, Steady
+from trainermon.alerts.laws.settings import Collapse, GoesOn, InProportion, MildDecay, Steady, SwitchedOff
 from trainermon.core.catalogue import GROUP_SETTINGS, LEARNING_RATE_SERIES, WEIGHT_DECAY_SERIES
 from trainermon.core.values import Kind
 
@@ -32,12 +32,49 @@ SETTING_LAWS: tuple[Law, ...] = (
         relation=Steady,
         settings={"factor": 4},
         tolerance="none: a factor of 4 in one step (of betas: of their distance from 1) is a jump",
-        exceptions=("decay that begins from zero", "what was changed between two starts of the job"),
+        exceptions=(
+            "what begins from zero, or ends there: see `setting-switched-off`",
+            "what was changed between two starts of the job",
+        ),
         causes=(
             "the state of another optimizer was loaded, and its groups with it",
             "code that changes one group by its number reaches another one",
         ),
         look_at="what writes to param_groups: load_state_dict, add_param_group, callbacks",
+    ),
+    Law(
+        name="not-switched-off",
+        sentence="Weight decay and epsilon are not set to zero all at once.",
+        broken="A setting of the optimizer (weight decay, epsilon) was set to zero",
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(WEIGHT_DECAY_SERIES, "epsilon"),
+        relation=SwitchedOff,
+        settings={"steps": 0},
+        tolerance="none: zero is exact",
+        exceptions=("schedules that end at zero", "stages of a training that do without it on purpose"),
+        causes=(
+            "the state of another optimizer was loaded, and its groups with it",
+            "a group was replaced by one that leaves the setting out",
+        ),
+        look_at="what writes to param_groups: load_state_dict, add_param_group, callbacks",
+    ),
+    Law(
+        name="no-collapse",
+        sentence="Learning rates fall little by little, or by stages.",
+        broken="The learning rate fell by orders of magnitude within one step",
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(LEARNING_RATE_SERIES,),
+        relation=Collapse,
+        settings={"factor": 10000},
+        tolerance="a factor of 10000 in one step is none of a stage",
+        exceptions=("rates below a tenth of the largest one before, where a schedule ends", "rates of exactly zero"),
+        causes=(
+            "a schedule that counts steps gets epochs, or is stepped beyond its end",
+            "a callback sets the rate from a metric that is zero or not finite",
+        ),
+        look_at="who writes to param_groups, and what the scheduler counts",
     ),
     Law(
         name="mild-decay",

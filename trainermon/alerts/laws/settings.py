@@ -90,7 +90,7 @@ class Steady(SettingsRelation):
     """Weight decay, betas, epsilon and momentum stay what they are, or change little by little.
 
     The size is the factor of a change, over the one before; of betas and momentum that of their distance from 1. What
-    begins from zero, or ends there after other changes, is not judged: a schedule may do so.
+    begins from zero, or ends there, is not judged: see `SwitchedOff`.
     """
 
     def restart(self) -> None:  # noqa: D102
@@ -108,11 +108,63 @@ class Steady(SettingsRelation):
     def _factor(self, key: tuple[int, int], value: float) -> float:
         before, self._last[key] = self._last.get(key, value), value
         usual = self._usual.get(key, 1.0)
-        if before <= 0 or value == before or (value <= 0 and usual > 1.0):
+        if before <= 0 or value == before or value <= 0:
             return 1.0
-        factor = max(value / before, before / value) if value > 0 else math.inf
+        factor = max(value / before, before / value)
         self._usual[key] = min(factor, self.settings["factor"])
         return max(factor / usual, 1.0)
+
+
+class SwitchedOff(SettingsRelation):
+    """Weight decay, or epsilon, does not become exactly zero all at once.
+
+    The size is 1 on the step on which it does. After other changes it is not judged: a schedule may end so.
+    """
+
+    limit = "steps"
+
+    def restart(self) -> None:  # noqa: D102
+        self._last: dict[tuple[int, int], float] = {}
+        self._has_changed: set[tuple[int, int]] = set()
+
+    def follow(self, rank: int, step: LawStep, shown: Mapping[int, float]) -> Iterator[tuple[int, float]]:  # noqa: D102
+        for column in (column for of_rank, column in self._last if of_rank == rank and column not in shown):
+            yield column, 0.0  # what has no row is what it was
+        for column, value in shown.items():
+            key, name = (rank, column), step.tensors[column].name
+            if name in GROUP_SETTINGS and name not in _FROM_ONE:
+                before = self._last.get(key, value)
+                yield column, float(value == 0 < before and key not in self._has_changed)
+                self._has_changed |= {key} if value != before else set()
+                self._last[key] = value
+
+
+class Collapse(SettingsRelation):
+    """A learning rate does not fall by orders of magnitude within one step, and go on there.
+
+    The size is the factor of the fall, for as long as the rate has not come back from it. What has fallen to a tenth of
+    the largest rate before is not judged, as a schedule that ends near zero, nor a rate of exactly zero.
+    """
+
+    def restart(self) -> None:  # noqa: D102
+        self._last: dict[tuple[int, int], float] = {}
+        self._largest: dict[tuple[int, int], float] = {}
+        self._fell_from: dict[tuple[int, int], float] = {}
+
+    def follow(self, rank: int, step: LawStep, shown: Mapping[int, float]) -> Iterator[tuple[int, float]]:  # noqa: D102
+        for column, rate in _named(LEARNING_RATE_SERIES, step, shown):
+            if rate > 0:
+                yield column, self._factor((rank, column), rate)
+
+    def _factor(self, key: tuple[int, int], rate: float) -> float:
+        last, self._last[key] = self._last.get(key, rate), rate
+        largest = self._largest[key] = max(self._largest.get(key, rate), rate)
+        fell_from = self._fell_from.get(key, last if last >= 0.1 * largest else rate)
+        if fell_from / rate > self.settings["factor"]:
+            self._fell_from[key] = fell_from
+        else:
+            self._fell_from.pop(key, None)
+        return max(fell_from / rate, 1.0)
 
 
 class MildDecay(SettingsRelation):

@@ -8,26 +8,27 @@ from functools import partial
 import numpy as np
 
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
-from trainermon.core.catalogue import GRADIENT_LOST, NOT_HELD, NOT_STEPPED
+from trainermon.core.catalogue import GRADIENT_LOST, NOT_HELD, NOT_STEPPED, STEP_REPEATED
 from trainermon.core.derived import SUM
 from trainermon.core.values import Kind
 
 
 class Told(LawRelation):
-    """Rows of `Kind.STATE` under this slot are 0, or at most what the law's `steps` allows.
+    """What the rank tells of under this name is 0, or at most what the law's `steps` allows.
 
     Args:
         settings: `steps`, if the law has it.
-        slot: One of those in `core/catalogue.py`.
+        name: One of those in `core/catalogue.py`: a slot of `Kind.STATE`, or the name of a number of the step.
+        kind: Of the rows.
     """
 
-    def __init__(self, settings: Mapping[str, float], *, slot: str) -> None:
+    def __init__(self, settings: Mapping[str, float], *, name: str, kind: Kind = Kind.STATE) -> None:
         super().__init__(settings)
-        self._slot = slot
+        self._name, self._kind = name, kind
 
     def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
-        size = step.rows[Kind.STATE][:, SUM]
-        is_meant = np.array([tensor.slot == self._slot for tensor in step.tensors], np.bool_)
+        size = step.rows[self._kind][:, SUM]
+        is_meant = np.array([self._name in (tensor.slot, tensor.name) for tensor in step.tensors], np.bool_)
         return LawVerdict(size, np.full(size.shape, self.settings.get("steps", 0.0)), is_meant & ~np.isnan(size))
 
 
@@ -39,7 +40,7 @@ TOLD: tuple[Law, ...] = (
         rows=(Kind.STATE,),
         phase="backward",
         names=(f"*.{GRADIENT_LOST}",),
-        relation=partial(Told, slot=GRADIENT_LOST),
+        relation=partial(Told, name=GRADIENT_LOST),
         tolerance="none: 20 steps in a row with a gradient, then 10 without any",
         exceptions=(
             "parameters that no longer require a gradient, or are in no group of the optimizer any more",
@@ -60,7 +61,7 @@ TOLD: tuple[Law, ...] = (
         rows=(Kind.STATE,),
         phase="optimizer",
         names=(f"*.{NOT_HELD}",),
-        relation=partial(Told, slot=NOT_HELD),
+        relation=partial(Told, name=NOT_HELD),
         tolerance="none: either it is the same tensor, or another one",
         exceptions=(
             "parameters that another optimizer of the process holds",
@@ -79,7 +80,7 @@ TOLD: tuple[Law, ...] = (
         rows=(Kind.STATE,),
         phase="optimizer",
         names=(f"*.{NOT_STEPPED}",),
-        relation=partial(Told, slot=NOT_STEPPED),
+        relation=partial(Told, name=NOT_STEPPED),
         settings={"steps": 0},
         tolerance="none: torch counts the writes to a parameter",
         exceptions=(
@@ -93,5 +94,25 @@ TOLD: tuple[Law, ...] = (
             "a module was added, or replaced, after the optimizer was made",
         ),
         look_at="optimizer.param_groups against model.named_parameters()",
+    ),
+    Law(
+        name="once",
+        sentence="The optimizer steps once with the gradients of a backward.",
+        broken="The optimizer stepped more than once with the same gradients",
+        is_of_the_whole=True,
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(STEP_REPEATED,),
+        relation=partial(Told, name=STEP_REPEATED, kind=Kind.STEP),
+        tolerance="none: the gradients are the same tensors, and nothing has written to them",
+        exceptions=(
+            "gradients in buffers of a framework, as Megatron's and DeepSpeed's",
+            "trainings in which no backward is seen, as in a CUDA graph",
+        ),
+        causes=(
+            "optimizer.step() is called by the loop, and again by a trainer, a scaler or a callback",
+            "the step stands in two branches of the loop, as at the end of an accumulation and after it",
+        ),
+        look_at="who calls optimizer.step(): each step is as long as two, and counted twice by schedulers and by Adam",
     ),
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trainermon.alerts.conditions.condition import Mask
 from trainermon.alerts.laws.groups import MergedTensors, data_groups, merged
 from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
 from trainermon.core.catalogue import LEARNING_RATE_SERIES, LOSS_SCALE_SERIES
-from trainermon.core.derived import COUNT, DERIVED, INFS, NANS, SUM, Array
+from trainermon.core.derived import COUNT, DERIVED, INFS, NANS, SUM, SUM_SQ, Array
 from trainermon.core.values import Kind, Placement
 
 HALF_UNIT = {"float64": 2.0**-54, "float32": 2.0**-25, "bfloat16": 2.0**-9, "float16": 2.0**-12}
@@ -67,6 +69,51 @@ class Copied(LawRelation):
             units = half_units([step.placements[Kind.PARAM_USED][rank] for rank in members])
             explained[members] = 2 * _LEAST * units + 1e-6
         return LawVerdict(size, explained, ~np.isnan(size) & ~np.isnan(explained))
+
+
+class NotUndone(LawRelation):
+    """What a step has made of a parameter is there when the next one begins, or is changed to something new.
+
+    A parameter is undone where it is, bit for bit, what it was when one of the last four steps began, and not what the
+    last one has left. The size is how often that was so in the last eight steps. Nothing is said where all parameters
+    go back together, as a rollback does, and of what lies at its bounds throughout, as after clamping.
+    """
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._known: dict[int, deque[tuple[int, Array, Array]]] = {}
+        self._undone: dict[int, deque[Mask]] = {}
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
+        origin, updated = step.rows[Kind.PARAM_ORIGIN], step.rows[Kind.PARAM_UPDATED]
+        size = np.zeros(origin[:, COUNT].shape)
+        for place, where in enumerate(step.places):
+            known = self._known.setdefault(where.rank, deque(maxlen=_LOOKS_BACK))
+            if known and (known[-1][0] != step.step - 1 or known[-1][1].shape != origin[place].shape):
+                known.clear()
+                self._undone.pop(where.rank, None)
+            found = self._undone.setdefault(where.rank, deque(maxlen=2 * _LOOKS_BACK))
+            found.append(_are_undone(origin[place], known))
+            size[place] = np.sum(found, axis=0)
+            known.append((step.step, origin[place], updated[place]))
+        return LawVerdict(size, np.ones(size.shape), ~np.isnan(origin[:, COUNT]))
+
+
+_LOOKS_BACK = 4  # steps
+
+
+def _are_undone(now: Array, known: Sequence[tuple[int, Array, Array]]) -> Mask:
+    """Return which tensors are what they were before one of the `known` steps (number, before, after) again."""
+    if not known:
+        return np.zeros(now.shape[1], np.bool_)
+    left = known[-1][2]
+    is_other = (now != left).any(axis=0) & ~np.isnan(now[COUNT]) & ~np.isnan(left[COUNT])
+    is_old = np.any([(now == before).all(axis=0) for _, before, _ in known], axis=0)
+    bound = DERIVED["absmax"](now)
+    is_at_bounds = now[SUM_SQ] >= now[COUNT] * bound * bound * (1 - 1e-6)
+    undone: Mask = is_other & is_old & ~is_at_bounds
+    moved = (known[-1][1] != left).any(axis=0) & ~np.isnan(left[COUNT])
+    return undone if (moved & ~undone & ~is_old).any() else np.zeros_like(undone)
 
 
 _MOVED = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN)

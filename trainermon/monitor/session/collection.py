@@ -27,6 +27,7 @@ from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.histograms import ChosenHistograms
 from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
 from trainermon.monitor.taps.loop.left_out import LeftOut
+from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
@@ -84,6 +85,7 @@ class TapCollection:
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._kept = KeptGradients(training, collector, steps, guard)
         self._left_out = LeftOut(training, collector)
+        self._repeated = RepeatedSteps(training, collector, steps)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -187,6 +189,7 @@ class TapCollection:
             self._states.take_direction()
         if self._config.wg_distribution:
             self.gradients.complete(is_clipped=self._values.is_clipped)
+            self._repeated.at_entry()
         if self._signs is not None:
             self._signs.at_entry(step)
 
@@ -204,6 +207,7 @@ class TapCollection:
         self._kept.step_ended()
         if self._config.wg_distribution:
             self._left_out.step_ended()
+            self._repeated.step_ended()
         if self._features.are_any:
             self._features.at_exit()
         if not self._structure.is_done:
