@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.analysis.damaged_dumps import run_of
 from tests.server_programs import find_program
 from trainermon.analysis.compare.output.files import FORMATS
 from trainermon.cli import main
@@ -169,3 +170,19 @@ def test_a_call_on_one_side_only_is_shown_before_steps_that_agree(tmp_path, caps
     assert "rows differ by no more than rounding, but 2 rows are on one side only" in out
     assert "target    " in out
     assert f"{tmp_path}/ours/step1/rank0" in out
+
+
+@pytest.mark.parametrize("words", [["-f", "csv,md"], ["-f", "csv", "-f", "md"], ["-f", "csv, md"]])
+def test_formats_may_be_given_with_commas_or_one_by_one(words, tmp_path):
+    sides = [run_of(tmp_path / side, ranks=1) for side in ("target", "golden")]
+
+    assert main(["compare", *map(str, sides), "-o", str(tmp_path / "out"), *words, "-c"]) == 0
+
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".csv", ".md"}
+
+
+def test_an_unknown_format_is_refused_with_those_that_are_known(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path), str(tmp_path), "-f", "csv,txt"])
+
+    assert f"found 'txt', expected some of {', '.join(FORMATS)}" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.monitor.gradient_probe import test_gradient_monitor as tests
-from trainermon.analysis.gradients.command import PARTS, compare_gradients
+from trainermon.analysis.gradients.command import compare_gradients
 from trainermon.analysis.gradients.runs import RankSigns, open_gradients, pack
 from trainermon.analysis.gradients.similarity import SignSimilarity, Unmatched, compare_signs
 from trainermon.analysis.gradients.verdict import faults_of
@@ -170,7 +170,7 @@ def test_similarities_are_msprobes_to_the_last_digit(tmp_path, capsys):
         ]
     )
 
-    assert status == PARTS
+    assert status == 3
     assert "signs part at step 0: 0.weight 57.14%" in capsys.readouterr().out
     assert (tmp_path / "out/rank0/similarities.csv").read_bytes() == (RECORDED / "similarities.csv").read_bytes()
     with (RECORDED / "similarities.csv").open(encoding="utf-8-sig", newline="") as text:
@@ -354,3 +354,17 @@ def test_a_gate_does_not_pass_where_nothing_was_compared(tmp_path, capsys):
 
     assert main(["gradients", "compare", str(one), str(two), "--params", "nix", "--exit-code"]) == 1
     assert "no step has a parameter that both runs have and --params chooses" in capsys.readouterr().err
+
+
+def test_steps_of_one_run_alone_are_not_compared_and_said(tmp_path, capsys):
+    for side, steps in (("a", (0, 1, 2)), ("b", (0, 1))):
+        for step in steps:
+            write_whole(tmp_path / side, step, {"w": gradients()})
+
+    assert main(["gradients", "compare", str(tmp_path / "b"), str(tmp_path / "b"), "--exit-code"]) == 0
+    capsys.readouterr()
+    assert main(["gradients", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code"]) == 4
+
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].endswith("; 1 parameters or steps were not compared")
+    assert "1 not compared; first, at step 2: all parameters: only the first run has the step" in out

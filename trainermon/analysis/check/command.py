@@ -39,6 +39,7 @@ from trainermon.analysis.check.worker_options import (
     stamp_to_resume,
 )
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.formats import formats_of
 from trainermon.core.terminal.manners import say_interrupted
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.statuses import add_exit_code, exit_status
@@ -110,7 +111,7 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
         action="extend",
         nargs="?",
         const="",
-        type=_formats,
+        type=formats_of(FORMATS),
         metavar=",".join(FORMATS),
         help="what to write into -o DIR (default: csv,json)",
     )
@@ -123,14 +124,6 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
     add_exit_code(parser, "a call is wrong", "none is, and not all could be read")
     parser.add_argument("--strict", action="store_true", help="with --exit-code, count warnings as wrong")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON, see docs/check.md")
-
-
-def _formats(text: str) -> list[str]:
-    """Return the formats in `csv,html`; none of nothing."""
-    names = text.split(",") if text else []
-    if not set(names) <= set(FORMATS):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected some of {', '.join(FORMATS)}")
-    return names
 
 
 def main(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.checking import dumps_below
 from trainermon.analysis.check.details import safe_cell
 from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.terminal.formats import formats_of
 from trainermon.core.terminal.manners import note
 from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text, writing_text
@@ -86,7 +87,12 @@ def add_overflow(actions: Any) -> None:
     add_exit_code(parser, "a kernel is to blame", "none is, and a call could not be judged or is missing")
     parser.add_argument("-o", "--output", "--out_path", type=Path, metavar="DIR", help="write files into this folder")
     parser.add_argument(
-        "-f", "--format", action="append", choices=FORMATS, help="what to write, may be repeated (default: both)"
+        "-f",
+        "--format",
+        action="extend",
+        type=formats_of(FORMATS),
+        metavar="FORMAT",
+        help=f"what to write, one or several of {', '.join(FORMATS)} (default: both)",
     )
     parser.add_argument("--json", action="store_true", help="print the classes as JSON")
     parser.set_defaults(run=_run)

@@ -20,6 +20,7 @@ from trainermon.analysis.compare.verdicts import differs
 from trainermon.analysis.environment.apart import lines_of
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.escapes import printable
+from trainermon.core.terminal.formats import formats_of
 from trainermon.core.terminal.manners import has_colour
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.statuses import add_exit_code, exit_status
@@ -93,9 +94,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f",
         "--format",
-        action="append",
-        choices=FORMATS,
-        help="what to write, may be repeated (default: csv and json)",
+        action="extend",
+        type=formats_of(FORMATS),
+        metavar="FORMAT",
+        help=f"what to write, one or several of {', '.join(FORMATS)} (default: {','.join(DEFAULT)})",
     )
 
 

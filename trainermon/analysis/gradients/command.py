@@ -16,12 +16,11 @@ from trainermon.core.errors import DumpError
 from trainermon.core.private_files import make_private_folder, replace_file
 from trainermon.core.terminal.escapes import printable
 from trainermon.core.terminal.progress import ProgressBar
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.exporters.store.query import path_or_run
 from trainermon.hooks.names import chosen
 
 FORMATS = ("csv", "html", "json", "msprobe")
-PARTS = 3
-"""Exit status with --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 _SHOWN = 10
 
 
@@ -41,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--params", action="append", default=[], metavar="PATTERN", help="only these: a name, a prefix, or a * pattern"
     )
     compare.add_argument("--json", action="store_true", help="print JSON instead of the screen")
-    compare.add_argument("--exit-code", action="store_true", help=f"end with status {PARTS} if signs part")
+    add_exit_code(compare, "signs part", "they do not, and not all could be compared")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compare, print and write; return 0, or `PARTS` if that was asked for; 1 if nothing could be compared.
+    """Compare, print and write; return the exit status: 1 if nothing could be compared.
 
     Raises:
         DumpError: A folder has no signs, a file is damaged, or nothing can be written.
@@ -59,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     if not comparison.similarities:
         sys.stderr.write("trainermon gradients: no step has a parameter that both runs have and --params chooses\n")
         return 1
-    return PARTS if args.exit_code and comparison.faults else 0
+    return exit_status(args, found=bool(comparison.faults), whole=not comparison.unmatched)
 
 
 def compare_gradients(run: Path, other: Path, params: list[str] | None = None) -> GradientsComparison:

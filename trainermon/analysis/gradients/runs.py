@@ -78,8 +78,9 @@ def open_gradients(path: Path) -> GradientRun:
         if runs:
             raise DumpError(f"{path}: found a folder of runs, expected one of them: {path / runs[-1]}")
         raise DumpError(
-            f"{path}: found neither signs/step<N>.rank<R>.bits nor rank<R>/step<N>/*.npy; record them by task "
-            "grad_probe, or gradient_signs in the configuration of TrainerMon (levels L1 and L2 have signs)"
+            f"{path}: found neither signs/step<N>.rank<R>.bits nor rank<R>/step<N>/*.npy; a run has signs only "
+            "with gradient_signs in the configuration of TrainerMon, or by task grad_probe (levels L1 and L2); of "
+            "others, `trainermon diagnose RUN --against OTHER` compares what is stored"
         )
     return GradientRun(path, found, is_by_rank=True)
 

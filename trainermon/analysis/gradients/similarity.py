@@ -77,6 +77,10 @@ def compare_signs(
         raise DumpError(
             f"{run.path} has steps {_shown(run.steps)}, {other.path} has {_shown(other.steps)}: none in common"
         )
+    for step in sorted(run.steps.keys() ^ other.steps.keys()):
+        yield Unmatched(
+            step, "all parameters", f"only the {'first' if step in run.steps else 'second'} run has the step"
+        )
     for step in counted(common, len(common), "steps"):
         here = {rank: read() for rank, read in run.steps[step].items()}
         there = {rank: read() for rank, read in other.steps[step].items()}

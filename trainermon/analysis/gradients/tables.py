@@ -40,7 +40,7 @@ class GradientsComparison:
     @property
     def headline(self) -> str:
         """One sentence: where the signs part first."""
-        return headline(self.similarities, self.faults)
+        return headline(self.similarities, self.faults, len(self.unmatched))
 
     @property
     def steps(self) -> list[int]:

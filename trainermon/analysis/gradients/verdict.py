@@ -56,8 +56,8 @@ def _is_fault(one: SignSimilarity, last: float | None) -> bool:
     return expected - share > DEVIATIONS * math.sqrt(num_samples * likely * (1 - likely) / one.num_elements)
 
 
-def headline(similarities: Sequence[SignSimilarity], faults: Sequence[SignFault]) -> str:
-    """Return one sentence: where the signs part first, or that they do not.
+def headline(similarities: Sequence[SignSimilarity], faults: Sequence[SignFault], num_unmatched: int = 0) -> str:
+    """Return one sentence: where the signs part first, or that they do not, and of how much nothing is known.
 
     >>> headline([], [])
     'nothing was compared'
@@ -69,7 +69,8 @@ def headline(similarities: Sequence[SignSimilarity], faults: Sequence[SignFault]
     lowest = min(similarities, key=lambda one: one.share)
     if not faults:
         least = f"the least similar is {lowest.name}, {lowest.share:.2%} at step {lowest.step}"
-        return f"signs do not part in {span}; {least}"
+        rest = f"; {num_unmatched:,} parameters or steps were not compared" if num_unmatched else ""
+        return f"signs do not part in {span}; {least}{rest}"
     step = faults[0].similarity.step
     together = [fault for fault in faults if fault.similarity.step == step]
     others = [one for one in similarities if one.step == step and one not in {f.similarity for f in together}]

@@ -9,25 +9,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainermon.analysis.compare.answer.summary import render_text, summarise
+from trainermon.analysis.compare.verdicts import NOT_COMPARED, PASS
 from trainermon.analysis.rl.align import align
 from trainermon.analysis.rl.checkpoint_digest import digest_checkpoint
 from trainermon.analysis.rl.engine_names import NAMES
 from trainermon.analysis.rl.logged_settings import compare_settings, read_settings
 from trainermon.analysis.rl.page import render_page
-from trainermon.analysis.rl.screen import screen_of_run, screen_of_settings, screen_of_stages
+from trainermon.analysis.rl.screen import lacking_steps, screen_of_run, screen_of_settings, screen_of_stages
 from trainermon.analysis.rl.stage_differences import compare_stages
 from trainermon.analysis.rl.stage_tables import write_tables
 from trainermon.analysis.rl.token_text import read_tokenizer
 from trainermon.core.errors import ConfigError
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.terminal.results import write_text
+from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.core.values import as_plain
 from trainermon.rl.digest import WeightDigest
 from trainermon.rl.files import read_reports, write_digest
 from trainermon.rl.values import Report, Verdict
-
-DIFFERS = 3
-"""Exit status with --exit-code where something is wrong; 1 and 2 stand for what could not be done."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
     show.add_argument("--tokenizer", type=Path, metavar="PATH", help="show tokens as text: a model's folder")
     show.add_argument("--json", action="store_true", help="print the reports as JSON")
-    show.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if some step has a cause")
+    add_exit_code(show, "some step has a cause", "none has, and a rank lacks steps, or a step was not comparable")
     compare = actions.add_parser("compare", help="find the first stage of a step in which two runs differ")
     compare.add_argument("run", type=Path, help="a folder of stages, ours or of msprobe's SingleSave")
     compare.add_argument("other", type=Path, help="the one to hold it against")
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="DIR", help="write KEY.xlsx for every key, as msprobe does"
     )
     compare.add_argument("--json", action="store_true", help="print JSON instead of the screen")
-    compare.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if they differ at all")
+    add_exit_code(compare, "they differ at all, or an array was not compared", "there is nothing to compare")
     digest = actions.add_parser("digest", help="write digests of a checkpoint's weights, to hold an engine against")
     digest.add_argument("checkpoint", type=Path, help="of any format that `trainermon checkpoint` reads")
     digest.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder of the watch")
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config.add_argument("run", type=Path, help="a log of verl, slime, OpenRLHF, Megatron …, or a json or yaml file")
     config.add_argument("other", type=Path, help="the one to hold it against")
     config.add_argument("--json", action="store_true", help="print JSON instead of the screen")
-    config.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if they differ")
+    add_exit_code(config, "they differ, or one has a setting alone", "there is nothing to compare")
 
 
 def _add_align(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths", type=_numbers, metavar="N,N,…", help="of the engine's prompts, where its dump has no positions"
     )
-    parser.add_argument("--exit-code", action="store_true", help=f"end with status {DIFFERS} if a module is to blame")
+    add_exit_code(parser, "a module is to blame", "none is, and not all could be compared")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -99,7 +98,10 @@ def _show(args: argparse.Namespace) -> int:
     else:
         _print(screen_of_run(ranks, rank, report, decode))
     wrong = any(each.causes for reports in ranks.values() for each in reports)
-    return DIFFERS if args.exit_code and wrong else 0
+    whole = not lacking_steps(ranks) and not any(
+        each.verdict is Verdict.NOT_COMPARABLE for reports in ranks.values() for each in reports
+    )
+    return exit_status(args, found=wrong, whole=whole)
 
 
 def chosen_report(ranks: dict[int, list[Report]], step: int | None) -> tuple[int, Report]:
@@ -135,7 +137,7 @@ def _compare(args: argparse.Namespace) -> int:
         _print([json.dumps(as_plain(found))])
     else:
         _print(screen_of_stages(found))
-    return DIFFERS if args.exit_code and not found.is_equal else 0
+    return exit_status(args, found=not found.is_equal, whole=True)
 
 
 def _digest(args: argparse.Namespace) -> int:
@@ -161,7 +163,9 @@ def _align(args: argparse.Namespace) -> int:
             f"      trainermon graph {found.target} {found.golden}{match}",
         ]
     )
-    return DIFFERS if args.exit_code and comparison.blamed else 0
+    rows = comparison.row_counts()  # each side has functions of its own
+    is_whole = bool(rows[PASS]) and not rows[NOT_COMPARED] and not comparison.gaps
+    return exit_status(args, found=bool(comparison.blamed), whole=is_whole)
 
 
 def _numbers(text: str) -> list[int]:
@@ -177,7 +181,7 @@ def _config(args: argparse.Namespace) -> int:
         _print([json.dumps(as_plain(found))])
     else:
         _print(screen_of_settings(found))
-    return DIFFERS if args.exit_code and found.differing else 0
+    return exit_status(args, found=bool(found.differing), whole=bool(found.equal))
 
 
 def _print(lines: Iterable[str]) -> None:

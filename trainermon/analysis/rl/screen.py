@@ -27,7 +27,7 @@ def screen_of_run(
     `decode` gives the text of token ids; None: ids are shown.
     """
     where = f"step {report.step}" + (f", rank {rank} of {len(ranks)}" if len(ranks) > 1 else "")
-    yield f"{where}: {printable(report.sentence)}"
+    yield f"{where}: {printable(report.sentence)}{_lacking(ranks)}"
     for number, cause in enumerate(report.causes):
         label = "next" if not number else "also"
         text = cause.advice if not number else f"{cause.cause}: {cause.evidence}"
@@ -62,6 +62,22 @@ def screen_of_run(
         yield f"  note: an engine samples with weights that are {age} old"
     for note in report.notes:
         yield f"  note: {printable(note)}"
+
+
+def lacking_steps(ranks: Mapping[int, Sequence[Report]]) -> dict[int, int]:
+    """Return how many steps that another rank has are missing, by the ranks that lack some."""
+    steps = {number: {report.step for report in reports} for number, reports in ranks.items()}
+    known = set[int]().union(*steps.values())
+    return {number: len(known - here) for number, here in steps.items() if known - here}
+
+
+def _lacking(ranks: Mapping[int, Sequence[Report]]) -> str:
+    lacking = lacking_steps(ranks)
+    if not lacking:
+        return ""
+    first, number = next(iter(lacking.items()))
+    more = f", nor have {len(lacking) - 1} other ranks of all" if len(lacking) > 1 else ""
+    return f" Rank {first} has no report of {number} of the steps{more}."
 
 
 def screen_of_stages(found: StageComparison) -> Iterator[str]:

@@ -98,9 +98,9 @@ def _follow(args: argparse.Namespace) -> int:
             _say("stopped; the same command goes on")
         verdicts = Counter(one.verdict for each in followers for one in each.book.results)
         num_wrong, num_unjudged = verdicts[StepVerdict.FAILED], verdicts[StepVerdict.UNJUDGED]
-        unjudged = f"; {num_unjudged} not judged" if num_unjudged else ""
+        unjudged = f"; {num_unjudged} not judged" if num_unjudged else "" if verdicts else "; there was none to judge"
         sys.stdout.write(f"{num_wrong} of {verdicts.total()} steps are wrong{unjudged}\n")
-        return status or exit_status(args, found=bool(num_wrong), whole=not num_unjudged)
+        return status or exit_status(args, found=bool(num_wrong), whole=bool(verdicts) and not num_unjudged)
 
 
 def _listen(args: argparse.Namespace) -> int:
