@@ -210,10 +210,11 @@ def _differs(when: DocumentNode) -> Differs:
 
 
 def _straggler(when: DocumentNode) -> Straggler:
-    node = when.child("straggler", ("ratio", "least_s", "window"))
+    node = when.child("straggler", ("ratio", "least_s", "lasts_s", "window"))
     window = node.whole("window", 10, at_least=1, at_most=MAX_WINDOW)
     least_s = node.number("least_s", 0.025, above=-1e-300)
-    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), least_s=least_s, window=window)
+    lasts_s = node.number("lasts_s", 2.0, above=-1e-300)
+    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), least_s=least_s, lasts_s=lasts_s, window=window)
 
 
 def _law(when: DocumentNode) -> BreaksLaw:

@@ -28,14 +28,16 @@ class StragglerComparison(ComparisonMemory):
     """Finds ranks whose own work takes longer than their peers', or longer than it used to; waiting is not work.
 
     Compared are medians of the last steps, by their ratio and, so that what a scheduler does to short steps is nobody's
-    fault, by their difference. What a rank usually needs is known relative to its peers only, so that ranks which slow
-    down together are no stragglers.
+    fault, by their difference and by how long it lasts. What a rank usually needs is known relative to its peers only,
+    so that ranks which slow down together are no stragglers.
     """
 
     def __init__(self, condition: Straggler) -> None:
         super().__init__()
         self._limit = np.log(condition.ratio)
         self._least_s = condition.least_s
+        self._lasts_s, self._half_window = condition.lasts_s, condition.window // 2
+        self._lasted_s: dict[int, float] = {}  # by rank, how long it has been slower
         self._paces = RankPaces(condition.window)
         self._place_of: dict[int, int] = {}  # by rank, its place among the paces
         self._rows_of: dict[int, _WorkRows] = {}
@@ -44,6 +46,7 @@ class StragglerComparison(ComparisonMemory):
         self._paces.clear()
         self._place_of.clear()
         self._rows_of.clear()
+        self._lasted_s.clear()
         self.slowness.clear()
 
     def judge(self, parts: Sequence[PeerPart]) -> list[ComparedSeries | None]:  # noqa: D102
@@ -63,7 +66,8 @@ class StragglerComparison(ComparisonMemory):
         self._note_slowness(parts, judged, np.exp(apart))
         value, baseline = np.exp(levels), np.exp(theirs + used)
         more_s = value - np.exp(theirs)
-        bad = judged & (excess > np.maximum(self._limit, _SIGNIFICANT * chance)) & (more_s > self._least_s)
+        slower = judged & (excess > np.maximum(self._limit, _SIGNIFICANT * chance)) & (more_s > self._least_s)
+        bad = slower & (self._lasting_s(parts, rows, slower) > self._lasts_s)
         if not bad.any() and are_calm(parts):
             return [None] * len(parts)
         clear, score = (excess < self._limit / 2.0) | (more_s < self._least_s / 2.0), np.exp(excess)
@@ -78,6 +82,13 @@ class StragglerComparison(ComparisonMemory):
             else None
             for n in range(len(parts))
         ]
+
+    def _lasting_s(self, parts: Sequence[PeerPart], rows: Sequence[_WorkRows], slower: NDArray[np.bool_]) -> Array:
+        """Return for how long each rank has been slower: half a window when its median shows it, and from then on."""
+        for part, own, is_slower in zip(parts, rows, slower.tolist(), strict=True):
+            before_s, step_s = self._lasted_s.get(part.rank, 0.0), own.whole_s(part)
+            self._lasted_s[part.rank] = (before_s or self._half_window * step_s) + step_s if is_slower else 0.0
+        return np.array([self._lasted_s[part.rank] for part in parts])
 
     def _note_slowness(self, parts: Sequence[PeerPart], judged: NDArray[np.bool_], ratio: Array) -> None:
         for part, is_judged, slowness in zip(parts, judged.tolist(), ratio.tolist(), strict=True):
@@ -157,9 +168,11 @@ class _WorkRows(NamedTuple):
     waits: Indices
     label: Hashable
 
+    def whole_s(self, part: PeerPart) -> float:
+        return float(part.moments[SUM][self.times].sum())
+
     def work_s(self, part: PeerPart) -> float:
-        sums = part.moments[SUM]
-        whole_s, waited_s = float(sums[self.times].sum()), float(sums[self.waits].sum())
+        whole_s, waited_s = self.whole_s(part), float(part.moments[SUM][self.waits].sum())
         return max(whole_s - waited_s, _LEAST_WORK * whole_s)
 
 

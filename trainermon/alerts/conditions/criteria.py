@@ -267,11 +267,14 @@ class Straggler:
         least_s: And only if it is more than so many seconds a step. A scheduler keeps a process waiting for a round of
             those that share its core, which Linux stretches to 24 ms on eight cores and more (6 ms x (1 + log2 of
             them), kernel/sched/fair.c): that is no trait of a rank, however much it is of a short step.
+        lasts_s: And only if that has lasted for so many seconds: a scheduler that keeps a process waiting for several
+            rounds is fair to it within a second or two. Of steps from 0.2 s on nothing is seen later for it.
         window: Of so many steps the median is taken.
     """
 
     ratio: float = 1.2
     least_s: float = 0.025
+    lasts_s: float = 2.0
     window: int = 10
 
 
