@@ -207,3 +207,16 @@ def test_a_file_of_another_kind_is_refused_and_no_folder_is_made(ending, tmp_pat
 
     assert "expected a name that ends in .html, .md, .yaml, .vis.db, or a folder" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_dumps_that_differ_without_a_call_to_blame_are_no_equal_ones(tmp_path, capsys):
+    for side, grown in (("target", True), ("golden", False)):
+        given = tensor(requires_grad=grown)
+        write_dump(tmp_path / side, {"Functional.gelu.0.forward": forward(given, output=tensor())})
+
+    words = [str(tmp_path / "target"), str(tmp_path / "golden"), "--exit-code"]
+    assert main(["compare", *words]) == 3
+    capsys.readouterr()
+
+    assert main(["graph", *words]) == 3
+    assert "No call is to blame: the dumps differ" in capsys.readouterr().out

@@ -181,7 +181,7 @@ def main(args: argparse.Namespace) -> int:
     reports, server = _run(args)
     if server is not None:
         serve(server)
-    return exit_status(args, found=any(one.began for one in reports), whole=all(one.whole for one in reports))
+    return exit_status(args, found=any(one.found for one in reports), whole=all(one.whole for one in reports))
 
 
 def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | None]:
@@ -218,7 +218,7 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
 
 def _lone_report(lone: LonePlace, level: str) -> GraphReport:
     why = f"Not compared: {lone.why}." if lone.target or lone.golden else f"{lone.why}."
-    return GraphReport(lone.place.label, level, "", 0, why, whole=False, began=None, screen="")
+    return GraphReport(lone.place.label, level, "", 0, why, whole=False, found=False, began=None, screen="")
 
 
 def _place_in_page(args: argparse.Namespace, reports: Sequence[GraphReport]) -> str:
@@ -362,7 +362,7 @@ def _shown(reports: Sequence[GraphReport]) -> GraphReport:
     """Return the graph that is told in full: the first with a finding, of those that have the node asked for."""
     graphs = [one for one in reports if one.num_nodes]
     known = [one for one in graphs if one.chosen is not None] or graphs
-    return known[first_of([one.began for one in known], [one.whole for one in known])]
+    return known[first_of([one.began for one in known], [one.whole and not one.found for one in known])]
 
 
 def _answer(reports: Sequence[GraphReport]) -> str:
@@ -375,7 +375,7 @@ def _said(reports: Sequence[GraphReport]) -> GraphReport:
     """Return the report whose sentence is the answer: that of the graph shown, unless only what has no graph is odd."""
     shown = _shown(reports)
     lone = [one for one in reports if not one.num_nodes]
-    return lone[0] if lone and shown.began is None and shown.whole else shown
+    return lone[0] if lone and shown.whole and not shown.found else shown
 
 
 def _documents(reports: Sequence[GraphReport]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import CompareOptions, collector_off
 from trainermon.analysis.compare.merging.beginnings import Beginning
+from trainermon.analysis.compare.verdicts import differs
 from trainermon.analysis.graph.alike import AlikeTrees
 from trainermon.analysis.graph.chosen import describe_node, find_node, names_like, node_screen
 from trainermon.analysis.graph.document import as_document
@@ -42,7 +43,8 @@ class GraphReport(NamedTuple):
         num_nodes: How many nodes it has.
         sentence: The answer in one line.
         whole: Whether all was judged, and nothing is known to be missing.
-        began: When its first finding ran; None: it has none.
+        found: Whether it has a finding, or differs from what it was compared with.
+        began: When its first finding ran; None: it has none, or no call is to blame.
         screen: What stands below the sentence: the tree as text.
         document: What `--json` prints of it; None: not asked for.
         markdown: A text for an issue; None: likewise.
@@ -59,6 +61,7 @@ class GraphReport(NamedTuple):
     num_nodes: int
     sentence: str
     whole: bool
+    found: bool
     began: Beginning | None
     screen: str
     document: Mapping[str, Any] | None = None
@@ -135,7 +138,7 @@ class ReportMaker:
         Raises:
             DumpError: Its dump has changed since it was read.
         """
-        tree, found = graph.tree, graph.found
+        tree, found, comparison = graph.tree, graph.found, graph.comparison
         laid = {one.name: lay_over(tree, one) for one in self.overlays}
         over = {one.name: describe_overlay(tree, one, laid[one.name]) for one in self.overlays}
         chosen = None if self.node is None else find_node(tree, self.node)
@@ -147,6 +150,7 @@ class ReportMaker:
             num_nodes=len(tree.nodes),
             sentence=found.sentence,
             whole=found.whole,
+            found=bool(found.findings) or (comparison is not None and differs(comparison.row_counts())),
             began=began(graph),
             screen=self._screen(graph, [overlay_line(*one) for one in over.items()], node),
             chosen=chosen,
