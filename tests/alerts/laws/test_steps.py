@@ -188,7 +188,7 @@ class WithClosure(Loop):
             self.optimizer.zero_grad()
             loss = self.loss(step)
             loss.backward()
-            return float(loss)
+            return loss.item()
 
         self.optimizer.step(closure)
 
