@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,9 +202,15 @@ def _header(attempt: int, rank: int, metadata: SegmentMetadata, series: list[tup
 
 
 class GrowingTables:
-    """One series table for each rank, which only grows, as in a journal: every segment has a table of its own."""
+    """One series table for each rank, which only grows, as in a journal: every segment has a table of its own.
 
-    def __init__(self) -> None:
+    Args:
+        begin: Returns, by rank, the series that its table begins with, with their whole placements: some may never have
+            a row, and a segment tells less of a placement.
+    """
+
+    def __init__(self, begin: Callable[[int], Mapping[SeriesKey, Placement]] = lambda _: {}) -> None:
+        self._begin = begin
         self._keys: dict[int, list[SeriesKey]] = {}
         self._placements: dict[int, list[Placement | None]] = {}
         self._known: dict[int, dict[SeriesKey, int]] = {}
@@ -221,8 +227,11 @@ class GrowingTables:
     def translate(self, header: Header, block: StatBlock) -> tuple[Header, list[SeriesKey], StatBlock]:
         """Return a stored block with the numbers of the rank's own table; the header has the placements of that."""
         rank = header.coordinates.rank
-        keys, known = self._keys.setdefault(rank, []), self._known.setdefault(rank, {})
-        placements = self._placements.setdefault(rank, [])
+        if rank not in self._keys:
+            first = self._begin(rank)
+            self._keys[rank], self._placements[rank] = list(first), list(first.values())
+            self._known[rank] = {key: number for number, key in enumerate(first)}
+        keys, known, placements = self._keys[rank], self._known[rank], self._placements[rank]
         if rank not in self._numbers or self._numbers[rank][0] is not header.series:
             self._numbers[rank] = (header.series, np.full(len(header.series), -1))
         numbers = self._numbers[rank][1]

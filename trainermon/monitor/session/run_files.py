@@ -25,6 +25,7 @@ from trainermon.core.private_files import make_private_directory, open_private, 
 from trainermon.core.spool import OUTBOX_FOLDER, list_ranks, unusable
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, Placement, as_plain
+from trainermon.hooks.names import chosen
 
 
 class DescribedParameter(Protocol):
@@ -37,6 +38,10 @@ class DescribedParameter(Protocol):
     @property
     def tensor(self) -> Any:
         """The parameter that the model holds."""
+
+    @property
+    def stage(self) -> int:
+        """Its virtual pipeline stage."""
 
     @property
     def owned(self) -> Placement:
@@ -90,6 +95,7 @@ def write_run_files(  # noqa: PLR0913  # what the files say
         rank_file = run.directory / "ranks" / f"rank{coordinates.rank:05d}.json"
         about_rank = _about_rank(run, coordinates, training, bytes_per_step=bytes_per_step)
         about_rank["accelerator"] = accelerator
+        about_rank["gradients"] = _about_gradients(config, training)
         if environment is not None:
             about_rank["environment"] = environment
         _write(rank_file, about_rank, run.directory)
@@ -159,6 +165,21 @@ def _about_rank(
         "parameter_names": [parameter.name for parameter in training.parameters],
         "bytes_per_step": bytes_per_step,
     }
+
+
+def _about_gradients(config: MonitorConfig, training: DescribedTraining) -> list[tuple[str, int, Placement, Placement]]:
+    """Return name, stage and placements, before and after the reduction, of parameters whose gradients have a series.
+
+    It may be that no row of it ever comes, so the store does not tell.
+    """
+    unstepped: frozenset[int] = getattr(training, "unstepped", frozenset())
+    return [
+        (parameter.name, parameter.stage, getattr(parameter, "placement", parameter.owned), parameter.owned)
+        for place, parameter in enumerate(training.parameters)
+        if config.wg_distribution
+        and place not in unstepped
+        and chosen(parameter.name, config.targets, parameter.stage, config.exclude)
+    ]
 
 
 def _about_run(run: RunIdentity, config: MonitorConfig, *, world_size: int, notes: Sequence[str]) -> dict[str, Any]:

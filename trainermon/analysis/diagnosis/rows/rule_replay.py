@@ -15,16 +15,18 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from trainermon.alerts.conditions.criteria import Differs, Reported, Saturated
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.analysis.diagnosis.wording import counted
-from trainermon.core.errors import StoreError
+from trainermon.core.errors import ConfigError, StoreError
+from trainermon.core.strict import build
 from trainermon.core.terminal.progress import ProgressBar
 from trainermon.core.topology import OUTPUT_ROOT
-from trainermon.core.values import Alert, AlertState, Kind, as_plain
+from trainermon.core.values import Alert, AlertState, Kind, Placement, SeriesKey, as_plain
 from trainermon.exporters.store.blocks import GrowingTables, read_blocks
 from trainermon.exporters.store.query import find_run, flush_agents
 
@@ -110,7 +112,7 @@ def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None
                 ends[alert.id] = alert.step
 
     for segments in sorted(run_dir.glob("nodes/*/segments")):
-        engine, tables = RuleEngine(rules), GrowingTables()
+        engine, tables = RuleEngine(rules), GrowingTables(partial(read_gradients, run_dir))
         for header, block in itertools.islice(read_blocks(segments, max_rows=_EVERYTHING), max_steps):
             num_steps += 1
             note(engine.evaluate(*tables.translate(header, block)))
@@ -122,6 +124,19 @@ def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None
         raise StoreError(f"{run_dir}: no step is stored, so no rule can be tried on it")
     found = sorted(alerts.values(), key=lambda alert: (alert.attempt, alert.first_step, alert.rank))
     return RuleRehearsal(alerts=tuple(found), ends=ends, num_steps=num_steps, num_series=num_series, faults=faults)
+
+
+def read_gradients(run_dir: Path, rank: int) -> dict[SeriesKey, Placement]:
+    """Return the series of a rank's gradients as it begins, with placements; empty where its file does not tell."""
+    try:
+        told = json.loads((run_dir / "ranks" / f"rank{rank:05d}.json").read_bytes())["gradients"]
+        return {
+            SeriesKey(kind, name, stage=stage): build(Placement, placement)
+            for name, stage, *both in told
+            for kind, placement in zip((Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED), both, strict=True)
+        }
+    except (OSError, ValueError, LookupError, TypeError, ConfigError):  # of another version, or dumps alone
+        return {}
 
 
 def _report(rules: Sequence[AlertRule], rehearsal: RuleRehearsal, run_dir: Path) -> Iterator[str]:
@@ -136,7 +151,7 @@ def _report(rules: Sequence[AlertRule], rehearsal: RuleRehearsal, run_dir: Path)
     if not fired:
         yield "no rule would have fired"
     silent = [rule for rule in rules if rule.name not in fired]
-    blind = [rule.name for rule in silent if _is_blind(rule)]
+    blind = [rule.name for rule in silent if is_blind(rule)]
     yield from _listed("not to be judged from a store", blind)
     unused = [rule.name for rule in silent if rule.name not in blind and not rehearsal.num_series[rule.name]]
     yield from _listed("without any series in this run", unused)
@@ -169,7 +184,7 @@ def _end(alerts: Sequence[Alert], ends: Mapping[str, int]) -> str:
     return f"over at step {max(ends[alert.id] for alert in alerts)}"
 
 
-def _is_blind(rule: AlertRule) -> bool:
+def is_blind(rule: AlertRule) -> bool:
     """Return whether the rule needs what no store holds."""
     compares_copies = isinstance(rule.when, Differs) and not {Kind.STEP, Kind.COMM} & set(rule.on.kinds)
     return compares_copies or isinstance(rule.when, Reported | Saturated)
