@@ -179,7 +179,9 @@ class TapCollection:
 
         `is_scaled`: the script scales its loss.
         """
-        self._values.at_entry(is_scaled=is_scaled)
+        steps = self._context.steps
+        num_missing = steps.expected - steps.backward if steps.has_backward else 0
+        self._values.at_entry(is_scaled=is_scaled, num_missing=num_missing)
         self._checksums.at_entry(step)
         if self._config.param_distribution:
             self._parameters.at_entry()

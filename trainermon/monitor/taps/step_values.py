@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainermon.core.catalogue import (
+    BACKWARDS_MISSING_SERIES,
     CLIP_RATIO_SERIES,
     EVAL_MODE_SERIES,
     GLOBAL_NORM_SERIES,
@@ -63,6 +64,7 @@ class StepValues:
         self._rows_on_host = self._rows.numpy()
         self._ratio: Tensor | float | None = None
         self._was_eval = False
+        self._num_missing: int | None = None
         self._settings = GroupSettings()
         self.is_clipped = True
         self._series: dict[tuple[str, str], int] = {}
@@ -80,12 +82,15 @@ class StepValues:
         read = self._collector.norm([series[i] for i in found]) if series and self._is_on_host else None
         self._probe = (found, self._norm(found) if read is None else read) if found else None
 
-    def at_entry(self, *, is_scaled: bool) -> None:
+    def at_entry(self, *, is_scaled: bool, num_missing: int = 0) -> None:
         """Compute that norm again at the entry of the optimizer step, to measure by what factor the script has clipped.
 
-        Not where `is_scaled`: a loss scaler has changed the gradients too.
+        Not where `is_scaled`: a loss scaler has changed the gradients too. `num_missing`: how many backwards fewer
+        there were than the script has said.
         """
         self._ratio, self.is_clipped = None, True
+        if num_missing > 0 or self._num_missing is not None:
+            self._num_missing = max(0, num_missing)
         if self._probe is not None and not is_scaled:
             found, before = self._probe
             gradients = self._training.reduced_gradients()
@@ -115,6 +120,8 @@ class StepValues:
         self._was_eval |= is_eval
         if self._was_eval:
             self._file(EVAL_MODE_SERIES, float(is_eval))
+        if self._num_missing is not None:
+            self._file(BACKWARDS_MISSING_SERIES, self._num_missing)
         self._ratio = None
 
     def new_step(self) -> None:
