@@ -3,11 +3,13 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.recorded_dump import record_dump
+from trainermon.analysis.graph.findings import NodeVerdict, worst_within
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import children_of, fold_children
 from trainermon.analysis.graph.tree import GraphKind, read_tree
@@ -144,3 +146,16 @@ def test_what_is_to_stand_apart_is_not_folded(dump):
 
     assert ((layers[1],),) in folds
     assert all(len(fold) == 1 for fold in folds)
+
+
+def test_neighbours_with_other_verdicts_are_not_folded(dump):
+    tree = read_tree(dump)
+    forward = next(place for place, node in enumerate(tree.nodes) if node.kind is GraphKind.SECTION)
+    layers = [place for place in children_of(tree, forward) if tree.nodes[place].name.startswith("layers")]
+    verdicts = np.zeros(len(tree.nodes), np.uint8)
+    verdicts[layers[2] + 1] = NodeVerdict.ERROR
+
+    folds = [fold.members for fold in fold_children(tree, forward, (), worst_within(tree, verdicts))]
+
+    assert ((layers[0],), (layers[1],)) in folds
+    assert ((layers[2],),) in folds

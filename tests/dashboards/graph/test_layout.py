@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.dashboards.graph.modules import LOAD_FIRST, header_and_pieces, module_page
-from trainermon.analysis.graph.findings import NodeVerdict, judge_alone
+from trainermon.analysis.graph.findings import NodeVerdict, judge_alone, worst_within
 from trainermon.analysis.graph.flow import find_flow
 from trainermon.analysis.graph.folding import fold_children
 from trainermon.analysis.graph.page.code import PageCode
@@ -128,7 +128,8 @@ def test_boxes_contain_their_children_and_siblings_do_not_overlap(
 def test_neighbours_are_folded_as_on_a_terminal(name: str, page: Page, dumps: dict[str, Path]) -> None:
     tree, found = _laid_out(page, dumps[name])
 
-    expected = [[fold.members for fold in fold_children(tree, node)] for node in range(len(tree.nodes))]
+    worst = worst_within(tree, judge_alone(tree, dumps[name]).verdicts)
+    expected = [[fold.members for fold in fold_children(tree, node, (), worst)] for node in range(len(tree.nodes))]
     assert found["folds"] == [[[list(member) for member in fold] for fold in folds] for folds in expected]
 
 

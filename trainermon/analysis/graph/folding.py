@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainermon.analysis.graph.tree import GraphTree
 
 MAX_PERIOD = 32
@@ -34,14 +37,19 @@ def children_of(tree: GraphTree, node: int) -> list[int]:
     return found
 
 
-def fold_children(tree: GraphTree, node: int, apart: Collection[int] = ()) -> Iterator[NodeFold]:
+def fold_children(
+    tree: GraphTree, node: int, apart: Collection[int] = (), worst: Sequence[int] | NDArray[np.uint8] = ()
+) -> Iterator[NodeFold]:
     """Yield the children of a node, neighbours that repeat together; those in `apart` always stand alone.
 
-    A repetition has 1 to 32 neighbours, all of them like those before it (equal structures). The one that covers most
-    is taken, of several the shortest.
+    A repetition has 1 to 32 neighbours, all of them like those before it: equal structures and, where `worst` says by
+    node the worst verdict within it, equal verdicts. The one that covers most is taken, of several the shortest.
     """
     children = children_of(tree, node)
-    shapes = [-child if child in apart else int(tree.structures[child]) for child in children]
+    shapes = [
+        (-child, 0) if child in apart else (int(tree.structures[child]), int(worst[child]) if len(worst) else 0)
+        for child in children
+    ]
     at = 0
     while at < len(children):
         period, count = _repetition(shapes, at)
@@ -49,7 +57,7 @@ def fold_children(tree: GraphTree, node: int, apart: Collection[int] = ()) -> It
         at += period * count
 
 
-def _repetition(shapes: Sequence[int], at: int) -> tuple[int, int]:
+def _repetition(shapes: Sequence[tuple[int, int]], at: int) -> tuple[int, int]:
     """Return the period and the number of repetitions that cover most from `at` on; (1, 1) if nothing repeats."""
     best = (1, 1)
     for period in range(1, MAX_PERIOD + 1):

@@ -57,7 +57,7 @@ class TreeScreen:
         return " ".join(self.tree.nodes[at].name for at in (*ancestors(self.tree, node), node)[2:])
 
     def _below(self, place: int, indent: int, level: int, opened: set[int], wrong: dict[int, str]) -> Iterator[str]:
-        for fold in fold_children(self.tree, place, opened | wrong.keys()):
+        for fold in fold_children(self.tree, place, opened | wrong.keys(), self.worst):
             if len(fold.members) > 1 and len(fold.first) > 1:
                 yield f"{'  ' * indent}  {len(fold.members)} times:"
             deeper = indent + (len(fold.members) > 1 and len(fold.first) > 1)

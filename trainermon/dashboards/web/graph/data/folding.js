@@ -7,7 +7,7 @@ import { childrenOf } from "./skeleton.js";
 const MAX_PERIOD = 32;
 
 /**
- * The children of a node, neighbours that repeat together. Those that `isApart` says stand alone.
+ * The children of a node, neighbours that repeat together and have equal verdicts. Those that `isApart` says stand alone.
  * @param {Graph} graph
  * @param {number} node
  * @param {(child: number) => boolean} isApart
@@ -16,7 +16,7 @@ const MAX_PERIOD = 32;
  */
 export function foldChildren(graph, node, isApart, isHidden = () => false) {
   const children = childrenOf(graph, node).filter((child) => !isHidden(child));
-  const shapes = children.map((child) => (isApart(child) ? -child : graph.structures[child]));
+  const shapes = children.map((child) => (isApart(child) ? `${child} apart` : `${graph.structures[child]} ${graph.worst[child]}`));
   const folds = [];
   for (let at = 0; at < children.length; ) {
     const [period, count] = repetition(shapes, at);
@@ -29,7 +29,7 @@ export function foldChildren(graph, node, isApart, isHidden = () => false) {
 
 /**
  * The period and the number of repetitions that cover most from `at` on.
- * @param {number[]} shapes
+ * @param {string[]} shapes
  * @param {number} at
  */
 function repetition(shapes, at) {
