@@ -48,7 +48,7 @@ def test_steps_before_all_batches_are_told_on_the_third(tmp_path: Path) -> None:
     (found,) = alerts(tmp_path, told=3, accumulated=1)
 
     assert (found.first_step, found.step) == (0, 2)
-    assert "3 optimizer steps had 2 backward passes fewer" in found.message
+    assert "the last 3 optimizer steps were made without 2 of the batches" in found.message
 
 
 @pytest.mark.parametrize("says_rest", [True, False])

@@ -124,6 +124,9 @@ STEP_REPEATED = "step_repeated"
 EVAL_MODE_SERIES = "eval_mode"
 """`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
 
+MODULE_SETTINGS_SERIES = "module_settings"
+"""`Kind.STEP`: a digest of how the modules of a class are set, the slot is its name; on the first step."""
+
 BACKWARDS_MISSING_SERIES = "backwards_missing"
 """`Kind.STEP`: how many backwards fewer than the script has said a step had; no row before the first such step."""
 

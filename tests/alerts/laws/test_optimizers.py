@@ -196,3 +196,15 @@ def test_the_note_says_whether_the_optimizer_holds_what_the_model_does_not(
 
     assert "2 of 4 parameters that require a gradient are in no group" in caplog.text
     assert ("it holds 2 others" in caplog.text) == is_replaced
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_note_says_that_the_optimizer_steps_what_is_in_no_watched_module(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_whole: bool
+) -> None:
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    with TrainerMon(CONFIG | {"output_dir": str(tmp_path), "spool_dir": str(tmp_path)}) as monitor:
+        monitor.set_monitor(model if is_whole else model["body"], optimizer)
+
+    assert ("steps 2 parameters that are in no watched module" in caplog.text) == (not is_whole)

@@ -29,7 +29,7 @@ CONFIG = {
     "run_id": "run",
 }
 SAVED, LAST = 20, 26
-RULES = {"weights-not-resumed", "moments-not-resumed", "data-not-resumed"}
+RULES = {"weights-not-resumed", "moments-not-resumed", "buffers-not-resumed", "data-not-resumed"}
 Checkpoint = dict[str, Any]
 
 
@@ -38,9 +38,8 @@ class Job:
 
     def __init__(self, optimizer: str, batches: int, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(
-            dtype
-        )
+        layers = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.model = nn.Sequential(*layers).to(dtype)
         make = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD, "Adamax": torch.optim.Adamax}[optimizer]
         self.optimizer = make(self.model.parameters(), lr=1e-2)
         self.data = torch.randn(batches, 16, 8).to(dtype)
@@ -56,7 +55,7 @@ class Job:
         )
 
     def load(self, saved: Checkpoint) -> None:
-        self.model.load_state_dict(saved["model"])
+        self.model.load_state_dict(saved["model"], strict=False)
         if "optimizer" in saved:
             self.optimizer.load_state_dict(saved["optimizer"])
         self.drawn = saved["drawn"]
@@ -116,6 +115,10 @@ def rounded(saved: Checkpoint) -> None:
     saved["model"] = {name: value.bfloat16().float() for name, value in saved["model"].items()}
 
 
+def without_buffers(saved: Checkpoint) -> None:
+    saved["model"] = {name: value for name, value in saved["model"].items() if "running" not in name}
+
+
 def data_anew(saved: Checkpoint) -> None:
     saved["drawn"] = 0
 
@@ -128,6 +131,7 @@ def data_anew(saved: Checkpoint) -> None:
         (layers_exchanged, "weights-not-resumed"),
         (one_is_missing, "weights-not-resumed"),
         (rounded, "weights-not-resumed"),
+        (without_buffers, "buffers-not-resumed"),
         (data_anew, "data-not-resumed"),
     ],
 )

@@ -122,6 +122,13 @@ def test_what_parts_copies_is_the_reduction_or_the_optimizer(tmp_path: Path, fau
     assert (diagnosis.phase, diagnosis.step) == (phase, WRONG_FROM)
 
 
+def test_modules_that_are_set_otherwise_on_one_rank_are_told_on_the_first_step(tmp_path: Path) -> None:
+    found = [alert for alert in alerts_of("set on one", tmp_path) if alert.rule == "module-settings-differ"]
+
+    assert {(alert.rank, alert.first_step) for alert in found} == {(0, 0), (1, 0)}
+    assert {finding.series.slot for alert in found for finding in alert.findings} == {"Network"}
+
+
 def test_batches_that_come_twice_are_told(tmp_path: Path) -> None:
     assert {alert.rule for alert in alerts_of("twins", tmp_path)} & LAWS == {"inputs-come-twice"}
 

@@ -36,6 +36,7 @@ class Network(nn.Module):
         self.norm = nn.LayerNorm(32)
         self.head = nn.Linear(32, VOCABULARY)
         self.is_cut = is_cut
+        self.slope = 0.1
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = torch.relu(self.first(self.embed(ids)))
@@ -128,6 +129,7 @@ def main(fault: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(1)
     inner = Network(is_cut=fault == "cut")
+    inner.slope += 0.1 * (fault == "set on one" and dist.get_rank() == 1)
     reduction = Reduction(fault)
     model = wrapped(inner, fault, reduction)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

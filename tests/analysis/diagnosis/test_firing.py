@@ -192,3 +192,15 @@ def test_laws_that_could_not_be_judged_and_notes_of_the_start_are_told(run_dir, 
     assert "noted at the start: 2 of 4 parameters are in no group" in evidence
     of_inputs = ", ".join(law.name for law in LAWS if "xy_distribution" in law.needs)
     assert (f"laws not judged, as xy_distribution is off: {of_inputs}" in evidence) != is_on
+
+
+def test_of_laws_that_broke_in_one_step_the_earlier_in_it_is_the_headline(run_dir):
+    broken = {"clip-factors-differ": "one-clip-factor", "reduced-gradients-differ": "equal-gradients"}
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    for rule, law in broken.items():
+        log.append(dataclasses.replace(broken_law(law=law, first_step=1), id=rule, rule=rule))
+
+    found = diagnose(run_dir)
+
+    assert found.headline.startswith(law_of("equal-gradients").headline)
+    assert "alert clip-factors-differ" in found.consequences[0]

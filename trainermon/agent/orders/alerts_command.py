@@ -79,13 +79,13 @@ def main(args: argparse.Namespace) -> int:
 def listed(run_dir: Path) -> str:
     """Return the alerts of all nodes in their last state, those that fire first, with what was said about them."""
     now_s = time.time()
-    lines: list[tuple[bool, int, str]] = []
+    lines: list[tuple[bool, int, int, str]] = []
     silences: list[str] = []
     for node in _nodes(run_dir):
         handling = AlertHandling(node / FILE)
         latest = {alert.id: alert for alert in AlertLog(node / "alerts.jsonl").read()}
         lines += [
-            (alert.state is not AlertState.FIRING, alert.first_step, _line(alert, handling, now_s))
+            (alert.state is not AlertState.FIRING, alert.first_step, alert.step, _line(alert, handling, now_s))
             for alert in latest.values()
         ]
         for silence in handling.silences(now_s):

@@ -151,6 +151,36 @@ class MomentsGoOn(RestartRelation):
         return LawVerdict(size, np.full(size.shape, _SLACK), ~np.isnan(size))
 
 
+class BuffersGoOn(LawRelation):
+    """After a restart no buffer is again, bit for bit, what it was when the run began, if it has changed since.
+
+    Compared are all moments. The size is 1 where it is.
+    """
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._attempt = -1
+        self._start: dict[tuple[int, ...], Array] = {}
+        self._last: dict[tuple[int, ...], Array] = {}
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
+        rows = step.rows[Kind.BUFFER]
+        if np.isnan(rows[:, COUNT]).all():
+            return None
+        is_first = self._attempt not in (-1, step.attempt) and step.step > 0
+        self._attempt = step.attempt
+        size = np.full(rows[:, COUNT].shape, np.nan)
+        for place, layout in enumerate(map(_layout, step.places)):
+            if is_first and layout in self._last:
+                known = self._start[layout].shape[1]
+                has_changed = (self._start[layout] != self._last[layout][:, :known]).any(axis=0)
+                is_as_at_start = (self._start[layout] == rows[place][:, :known]).all(axis=0)
+                size[place, :known] = np.where(has_changed, is_as_at_start, np.nan)
+            self._start.setdefault(layout, rows[place])
+            self._last[layout] = rows[place]
+        return LawVerdict(size, np.zeros(size.shape), ~np.isnan(size))
+
+
 class DataGoOn(LawRelation):
     """After a restart come other inputs than those of steps long before it.
 
@@ -248,6 +278,21 @@ RESTART_LAWS = (
             "the state was loaded into other parameters: their order or their parts have changed",
         ),
         look_at="whether optimizer.load_state_dict() was called, after the model was moved, wrapped and sharded",
+    ),
+    Law(
+        name="buffers-go-on",
+        sentence="After a restart the buffers of a model are not those that it began with.",
+        broken="After the restart buffers are what they were when the run began",
+        rows=(Kind.BUFFER,),
+        phase="forward",
+        relation=BuffersGoOn,
+        tolerance="none: compared are all moments, bit for bit",
+        exceptions=("buffers that had not changed before the restart", "restarts from step 0"),
+        causes=(
+            "the checkpoint holds parameters alone: named_parameters() in place of state_dict()",
+            "names did not fit, and load_state_dict(strict=False) passed them over",
+        ),
+        look_at="which keys of the checkpoint were missing when it was loaded, and whether they are in it",
     ),
     Law(
         name="data-go-on",

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from trainermon.alerts.laws.law import Law
+from trainermon.alerts.laws.law import Law, StepPhase
 from trainermon.alerts.laws.registry import LAWS, law_of
 from trainermon.alerts.log import AlertLog
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, Symptom
@@ -24,6 +24,7 @@ _GRAVITY = {Severity.FATAL: 0, Severity.CRITICAL: 1, Severity.WARNING: 2, Severi
 _OF_SPEED = (AlertCondition.STRAGGLER, AlertCondition.REPORTED)
 _SPEEDS = (STEP_TIME_SERIES, TOKENS_PER_SECOND_SERIES)
 _MAX_OTHERS = 5
+_PHASES = get_args(StepPhase)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,10 @@ def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
 
 
 def _order(alert: Alert) -> tuple[object, ...]:
-    return _GRAVITY[alert.severity], not alert.law, alert.first_step, alert.rule, alert.rank
+    """Of what began in one step, what is earlier in it comes first: from it the rest may have followed."""
+    law = _law_of(alert)
+    phase = _PHASES.index(law.phase) if law else len(_PHASES)
+    return _GRAVITY[alert.severity], not alert.law, alert.first_step, phase, alert.rule, alert.rank
 
 
 def _told(found: Diagnosis, alert: Alert, alerts: _RunAlerts, otherwise: str) -> Diagnosis:
@@ -144,7 +148,7 @@ def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Seq
         told,
         symptom=Symptom.BREAKS_LAW,
         headline=f"{law.headline} ({rank_list(ranks)}, since step {told.step})",
-        module=INPUT if is_input else "" if nowhere else modules[0],
+        module=INPUT if is_input else "" if nowhere else next(iter(modules), ""),
         candidates=() if nowhere else modules[1:],
         phase=FaultPhase.FORWARD if is_input else FaultPhase(law.phase),
         causes=law.causes,

@@ -20,6 +20,7 @@ from trainermon.core.catalogue import (
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
     LOSS_SERIES,
+    MODULE_SETTINGS_SERIES,
     ROLLOUT_SERIES,
     SKIPPED_SERIES,
     STEP_TIME_SERIES,
@@ -38,7 +39,7 @@ Array = npt.NDArray[Any]
 LOSS = "trainermon_loss"
 WAITED = "trainermon_collective_wait_seconds_total"
 _LEARNING_RATE = "trainermon_learning_rate"
-_NOT_EXPORTED = frozenset((STEP_TIME_SERIES, *ACCELERATOR_SERIES, *GROUP_SETTINGS))
+_NOT_EXPORTED = frozenset((STEP_TIME_SERIES, *ACCELERATOR_SERIES, *GROUP_SETTINGS, MODULE_SETTINGS_SERIES))
 _STEP = MappingProxyType(
     {
         GLOBAL_NORM_SERIES: "trainermon_global_gradient_norm",

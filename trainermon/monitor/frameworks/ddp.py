@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import plain
@@ -48,15 +49,24 @@ class DdpTraining(plain.PlainTraining):
 
 def recognises(chunks: Sequence[nn.Module], _optimizer: object) -> bool:
     """Return whether the model is wrapped by DistributedDataParallel, possibly compiled around it."""
-    return any(isinstance(module, DistributedDataParallel) for chunk in chunks for module in _outermost(chunk))
+    return any(_wrapper_of(chunk) is not None for chunk in chunks)
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> DdpTraining:
     """Return the training set-up of a model in DistributedDataParallel.
 
     The roots are the modules below the wrapper: their forward communicates nothing, so it can be replayed by one rank.
+
+    Raises:
+        AttachError: Some modules of a list are wrapped, others are not.
     """
-    wrappers = [next(m for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
+    wrappers = [wrapper for chunk in chunks if (wrapper := _wrapper_of(chunk)) is not None]
+    if len(wrappers) < len(chunks):
+        bare = next(chunk for chunk in chunks if _wrapper_of(chunk) is None)
+        raise AttachError(
+            f"model: found a list of DistributedDataParallel and {type(bare).__name__}, expected all of them wrapped "
+            "or none: nobody reduces the gradients of what is in no wrapper; wrap it as well, or leave it out"
+        )
     inner = [wrapper.module for wrapper in wrappers]
     ignored = {id(p) for w in wrappers for name, p in w.module.named_parameters() if name in w.parameters_to_ignore}
     training = DdpTraining(
@@ -90,6 +100,10 @@ def _compressed(parameter: HeldParameter) -> HeldParameter:
     """Return the parameter so that no rank's unreduced gradient is held to be a part of what all get."""
     alone = dataclasses.replace(parameter.placement, replicated_over=())
     return dataclasses.replace(parameter, placement=alone, shard=parameter.placement)
+
+
+def _wrapper_of(chunk: nn.Module) -> DistributedDataParallel | None:
+    return next((module for module in _outermost(chunk) if isinstance(module, DistributedDataParallel)), None)
 
 
 def _outermost(chunk: nn.Module) -> list[nn.Module]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Placement
@@ -196,11 +197,19 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
         # the script may reduce gradients itself, which nothing but the optimizer's step is certain to come after
         training.final_when_accumulated, training.reads_at_entry = False, True
         logger.warning(
-            "the model is in no wrapper that reduces gradients, and there are %d ranks: gradients are read when the "
-            "optimizer steps, so that reductions by the script itself are in them, and its clipping too",
+            "%s that reduces gradients, and there are %d ranks: gradients are read when the optimizer steps, so that "
+            "reductions by the script itself are in them, and its clipping too",
+            _unwrapped(chunks),
             coordinates.world_size,
         )
     return training
+
+
+def _unwrapped(chunks: Sequence[nn.Module]) -> str:
+    """Return in words what of the model is in a wrapper."""
+    modules = [(name, module) for chunk in chunks for name, module in chunk.named_modules()]
+    wrapped = [name for name, module in modules if isinstance(module, DistributedDataParallel)]
+    return f"only {', '.join(wrapped)} is in a wrapper" if wrapped else "the model is in no wrapper"
 
 
 def modules_of(chunks: Sequence[nn.Module]) -> tuple[WatchedModule, ...]:

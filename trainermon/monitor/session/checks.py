@@ -17,6 +17,10 @@ from trainermon.monitor.taps import compiled_regions, features, optimizer
 from trainermon.monitor.taps.training import Training
 
 _NAMED = 5  # parameters that a message lists
+_FOREIGN = (
+    "the watched optimizer steps {number} parameters that are in no watched module: nothing is known of them, nor "
+    "whether their gradients are reduced; hand set_monitor a module that contains all"
+)
 
 
 def check_against_model(config: MonitorConfig, training: Training, coordinates: Coordinates) -> MonitorConfig:
@@ -71,15 +75,18 @@ def without_lacking(config: MonitorConfig, training: Training) -> tuple[MonitorC
 def parameters_without_optimizer(training: Training) -> str:
     """Return a warning on parameters that need a gradient but are in no group of the watched optimizer.
 
-    Empty where there are none, or where the optimizer holds copies of its own, of which this cannot be told.
+    Else on those in its groups that are in no watched model. Empty where there are none, or where the optimizer holds
+    copies of its own, of which this cannot be told.
     """
     groups = getattr(training.optimizer, "param_groups", None) or []
     held = {id(parameter) for group in groups for parameter in group.get("params", ())}
     missing = [parameter.name for parameter in training.parameters if id(parameter.tensor) not in held]
-    if not missing or len(missing) == len(training.parameters):
+    if len(missing) == len(training.parameters):
         return ""
     own = {id(parameter) for root in training.roots for parameter in root.parameters()}
     foreign = len(held - own)
+    if not missing:
+        return _FOREIGN.format(number=foreign) if foreign else ""
     stale = f" (it holds {foreign} others: was it made before a module was replaced, or sharded?)" if foreign else ""
     named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
     return (

@@ -27,6 +27,7 @@ from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.histograms import ChosenHistograms
 from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
 from trainermon.monitor.taps.loop.left_out import LeftOut
+from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
@@ -85,6 +86,7 @@ class TapCollection:
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._kept = KeptGradients(training, collector, steps, guard)
         self._left_out = LeftOut(training, collector)
+        self._module_settings = ModuleSettings(training, collector)
         self._repeated = RepeatedSteps(training, collector, steps)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
@@ -206,6 +208,7 @@ class TapCollection:
         if self._config.xy_distribution:
             self._regions.step_ended(self._modules.num_seen, self._modules.called_outside)
         self._values.at_exit(outcome)
+        self._module_settings.step_ended()
         self._kept.step_ended()
         if self._config.wg_distribution:
             self._left_out.step_ended()

@@ -54,8 +54,8 @@ class UnseenChanges:
         hooked = any(has_own_hook(parameter.tensor) for parameter in self._training.parameters)
         known = (
             (
-                f"another optimizer ({', '.join(others)}) has them, too: call set_monitor with the one whose step() "
-                "is called",
+                f"another optimizer ({', '.join(others)}) has them, too: if that is the one whose step() is called, "
+                "close() this monitor and call set_monitor of a new one with it",
                 others,
             ),
             ("the script has hooks on accumulated gradients; steps in them are not seen", hooked),

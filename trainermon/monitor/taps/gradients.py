@@ -173,8 +173,8 @@ class GradientTaps:
             return
         self._warn_once(
             f"a step had {self._steps.backward} backward passes that were seen, but grad_acc_steps is "
-            f"{self._steps.expected}: its gradients were read at the optimizer step, after any clipping; pass the "
-            "right grad_acc_steps to set_monitor"
+            f"{self._steps.expected}: its gradients were read at the optimizer step, after any clipping; if as many "
+            "are meant, look for zero_grad() or step() between them, else pass the right grad_acc_steps to set_monitor"
         )
 
     def _take_reduced(self, gradients: Sequence[Tensor | None]) -> bool:
