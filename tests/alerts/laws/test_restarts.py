@@ -44,6 +44,7 @@ class Job:
         self.optimizer = make(self.model.parameters(), lr=1e-2)
         self.data = torch.randn(batches, 16, 8).to(dtype)
         self.drawn = 0
+        self.after_step: Callable[[nn.Module], object] = lambda _model: None
 
     def next_batch(self) -> torch.Tensor:
         self.drawn += 1
@@ -73,7 +74,8 @@ class Job:
                 monitor.record(loss=loss)
                 loss.backward()
                 self.optimizer.step()
-        return saved
+                self.after_step(self.model)
+        return saved or self.state()
 
 
 def restarted(
@@ -83,9 +85,10 @@ def restarted(
     optimizer: str = "AdamW",
     batches: int = 100,
     dtype: torch.dtype = torch.float32,
+    ended: int = LAST,
 ) -> set[str]:
     """Return the alerts of a job that is started again from a checkpoint that `change` has changed."""
-    saved = Job(optimizer, batches, dtype).train(folder, 0, LAST, SAVED)
+    saved = Job(optimizer, batches, dtype).train(folder, 0, ended, SAVED)
     change(saved)
     again = Job(optimizer, batches, dtype)
     again.load(saved)
@@ -145,6 +148,34 @@ def test_what_does_not_go_on_after_a_restart_is_told(
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adamax"])
 def test_nothing_is_said_of_a_sound_restart(tmp_path: Path, optimizer: str, dtype: torch.dtype) -> None:
     assert restarted(tmp_path, optimizer=optimizer, dtype=dtype) == set()
+
+
+def test_nothing_is_said_of_an_epoch_that_ended_with_the_job(tmp_path: Path) -> None:
+    assert restarted(tmp_path, data_anew, ended=SAVED) == set()
+
+
+@torch.no_grad()
+def normalise(model: nn.Module) -> None:
+    """Write to the weights after each step, as lookahead, averaging and clamping do."""
+    weight = model.get_parameter("0.weight")
+    weight.div_(weight.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_weights_that_the_script_writes_after_steps_are_not_judged_and_others_are(
+    tmp_path: Path, *, is_lost: bool
+) -> None:
+    first, again = (Job("AdamW", 100, torch.float32) for _ in range(2))
+    first.after_step = again.after_step = normalise
+    saved = first.train(tmp_path, 0, LAST, SAVED)
+    if is_lost:
+        one_is_missing(saved)
+    again.load(saved)
+    again.train(tmp_path, SAVED, LAST)
+
+    found = set(alerts_of(written(only_spool(tmp_path), 0))) & RULES
+
+    assert found == ({"weights-not-resumed"} if is_lost else set())
 
 
 def test_nothing_is_said_of_epochs_over_a_few_batches(tmp_path: Path) -> None:

@@ -159,6 +159,20 @@ def restarted(folder: Path, *, is_resumed: bool) -> Iterator[tuple[Header, StatB
         yield dataclasses.replace(header, attempt=header.attempt + 1), dataclasses.replace(block, step=30 + number)
 
 
+@pytest.mark.parametrize(("ended", "first"), [(10, 10), (15, 0)])
+def test_where_the_job_had_ended_a_rate_is_told_that_is_the_first_again(tmp_path: Path, ended: int, first: int) -> None:
+    """A rate may fall at the end of an epoch, where there is a checkpoint, too."""
+    steps = written(train(tmp_path, "stages"), 0)
+    again = [
+        (dataclasses.replace(header, attempt=header.attempt + 1), dataclasses.replace(block, step=ended + number))
+        for number, (header, block) in enumerate(steps[first : first + 5])
+    ]
+
+    found = alerts_of([*steps[:ended], *again])
+
+    assert set(found) == (set() if first else {"learning-rate-not-resumed"})
+
+
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_a_schedule_that_begins_anew_after_a_restart_is_told(tmp_path: Path, is_resumed: bool) -> None:
     found = alerts_of(list(restarted(tmp_path, is_resumed=is_resumed)))

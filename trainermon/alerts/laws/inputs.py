@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from trainermon.alerts.conditions.condition import Mask
 from trainermon.alerts.laws.groups import data_groups
 from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
-from trainermon.core.derived import COUNT, MAX, MIN
+from trainermon.core.derived import COUNT, MAX, MIN, SUM, Array
 from trainermon.core.values import Coordinates, Kind
 
 _WINDOW = 32
+_FEW_VALUES = 3
 
 
 class DistinctInputs(LawRelation):
@@ -82,7 +84,7 @@ class DataColumns:
 
     def _of_rank(self, step: LawStep, place: int) -> Mapping[int, bytes]:
         rank, rows = step.places[place].rank, step.rows[Kind.ACTV][place]
-        shown = np.flatnonzero((rows[COUNT] > 1) & (rows[MIN] < rows[MAX])).tolist()
+        shown = np.flatnonzero((rows[COUNT] > 1) & (rows[MIN] < rows[MAX]) & ~_have_few_values(rows)).tolist()
         known, before = self._data.get(rank, len(step.tensors)), self._before.setdefault(rank, {})
         for column in (column for column in shown if column < known):  # later ones may change because weights do
             digest = rows[:, column].tobytes()
@@ -92,6 +94,13 @@ class DataColumns:
         if rank not in self._data:
             return {}
         return {c: rows[:, c].tobytes() for c in shown if _module_input(step, c) == _module_input(step, known)}
+
+
+def _have_few_values(rows: Array) -> Mask:
+    """Return which rows are of a few whole numbers, as bits: other data may have the very same moments."""
+    is_whole: Mask = (np.mod(rows[[MIN, MAX, SUM]], 1.0) == 0.0).all(axis=0)
+    few: Mask = is_whole & (rows[MAX] - rows[MIN] <= _FEW_VALUES)
+    return few
 
 
 def _module_input(step: LawStep, column: int) -> tuple[str, str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from trainermon.alerts.conditions.condition import Mask, grown
 from trainermon.alerts.laws.inputs import DataColumns
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
 from trainermon.alerts.laws.updates import half_units
@@ -116,10 +117,24 @@ class RestartRelation(LawRelation):
 class WeightsGoOn(RestartRelation):
     """The first step after a restart begins with the parameters that the step before it had left.
 
-    The size is how far apart sums or norms are, as a share of the norm.
+    The size is how far apart sums or norms are, as a share of the norm. Nothing is said of parameters that the script
+    has written to between two steps, as averages, lookahead and clamping do: these it may save, too.
     """
 
     kind, now = Kind.PARAM_UPDATED, Kind.PARAM_ORIGIN
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._is_written: Mask = np.zeros(0, np.bool_)
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102
+        before = self._kept.of(step, step.step - 1) if step.attempt == self._attempt else None
+        self._is_written = grown(self._is_written, len(step.tensors), fill=False)
+        if before is not None:
+            now = step.rows[self.now][:, [SUM, SUM_SQ]]
+            self._is_written |= ((now != before[:, 1:]) & ~np.isnan(now) & ~np.isnan(before[:, 1:])).any(axis=(0, 1))
+        verdict = super().judge(step)
+        return None if verdict is None else verdict._replace(judged=verdict.judged & ~self._is_written)
 
     def beside(self, step: LawStep, before: Array) -> LawVerdict:  # noqa: D102
         now = step.rows[Kind.PARAM_ORIGIN]
@@ -185,8 +200,9 @@ class DataGoOn(LawRelation):
     """After a restart come other inputs than those of steps long before it.
 
     A step that is made again, after a restart from a checkpoint before it, has the input that it had. The size is the
-    number of steps in a row, of the first few since the restart, whose input is that of another step. Nothing is said
-    where inputs come again within an attempt, as in epochs over a small set.
+    number of steps in a row, of the first few since the restart, whose input is that of another step. Judged are steps
+    that an earlier attempt had made, too, with an input that was new then: where it had ended, an epoch may have.
+    Nothing is said where inputs come again within an attempt, as in epochs over a small set.
     """
 
     def __init__(self, settings: Mapping[str, float]) -> None:
@@ -194,6 +210,7 @@ class DataGoOn(LawRelation):
         self._data = DataColumns()
         self._attempt = -1
         self._earlier: dict[int, dict[bytes, int]] = {}
+        self._made: dict[int, int] = {}
         self._own: dict[int, dict[bytes, int]] = {}
         self._again: dict[int, list[bool]] = {}
         self._repeats: set[int] = set()
@@ -203,12 +220,14 @@ class DataGoOn(LawRelation):
             self._attempt = step.attempt
             for rank, own in self._own.items():
                 self._earlier.setdefault(rank, {}).update(own)
+                self._made[rank] = max(own.values(), default=-1)
             self._own, self._again = {}, {}
         size = np.full((len(step.places), len(step.tensors)), np.nan)
         for place, given in self._data.of(step).items():
             rank = step.places[place].rank
             is_again = self._note(rank, step.step, given)
-            if rank in self._earlier and rank not in self._repeats:
+            made = self._made.get(rank, -1)
+            if step.step <= made and rank in self._earlier and rank not in self._repeats:
                 size[place, list(given)] = self._in_a_row(rank, is_again=is_again)
         return None if np.isnan(size).all() else LawVerdict(size, np.zeros(size.shape), ~np.isnan(size))
 
@@ -303,7 +322,10 @@ RESTART_LAWS = (
         names=("*.input.*",),
         relation=DataGoOn,
         tolerance="none: compared are all moments, bit for bit",
-        exceptions=("trainings that go over the same batches again and again", "steps that are made again"),
+        exceptions=(
+            "trainings that go over the same batches again and again",
+            "restarts at the step at which the job had ended: an epoch may have ended there, too",
+        ),
         causes=(
             "the sampler or the iterator begins anew: its position was not saved",
             "the seed of the data is set again",

@@ -189,7 +189,8 @@ class GoesOn(SettingsRelation):
     """After a restart the learning rate is that of the same step before it, or of the step before that one.
 
     The size is the factor between them. Judged is the first step of an attempt, if the one before has made it, and not
-    as its first.
+    as its first. Where that had ended with the step before, a schedule may have changed the rate for this one: then
+    it is judged only if it is the rate of step 0 again.
     """
 
     def __init__(self, settings: Mapping[str, float]) -> None:
@@ -204,9 +205,10 @@ class GoesOn(SettingsRelation):
             key, number = (rank, column), step.step
             rates, earlier = self._rates.setdefault(key, {}), self._earlier.get(key, {})
             before = [earlier[near] for near in (number, number - 1) if near in earlier]
+            is_known = number - 1 in earlier and (number in earlier or rate == earlier.get(0))
             if rates:
                 yield column, 1.0
-            elif rate > 0 and all(before) and number - 1 in earlier:
+            elif rate > 0 and all(before) and is_known:
                 yield column, min(max(rate / one, one / rate) for one in before)
             rates[number] = rate
             if len(rates) > _KEPT_STEPS:
