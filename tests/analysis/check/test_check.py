@@ -355,7 +355,21 @@ def test_a_gate_needs_something_that_was_judged(tmp_path, capsys):
         assert main(["check", "run", str(dump), "--exit-code", *words]) == 4
         headline = capsys.readouterr().out.splitlines()[1]
         assert headline.startswith("  all ")
-        assert headline.endswith("are right; of 1 more the tensors could not be read")
+        assert headline.endswith("are right; 1 more could not be read")
+
+
+@pytest.mark.parametrize("entry", [None, [1, 2], "lost"])
+def test_an_entry_that_cannot_be_read_is_counted_and_is_no_pass(tmp_path, capsys, entry):
+    directory = recorded(tmp_path, lambda: (torch.ones(3) * 2, torch.ones(3).exp()))
+    path = directory / "dump.json"
+    data = json.loads(path.read_text())
+    (key,) = [key for key in data["data"] if "exp" in key]
+    data["data"][key] = entry
+    path.write_text(json.dumps(data))
+
+    assert main(["check", "run", str(directory), "--exit-code"]) == 4
+
+    assert capsys.readouterr().out.splitlines()[1].endswith("right; 1 more could not be read")
 
 
 def test_a_tensor_of_another_shape_than_recorded_is_not_judged(tmp_path):

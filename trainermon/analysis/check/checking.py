@@ -29,7 +29,7 @@ from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, Refer
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, no_report
-from trainermon.dump.files.reader import is_spoiled, load_raw, parse_dump
+from trainermon.dump.files.reader import DAMAGED_ENTRY, is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.drawn_calls import draws_the_same
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
@@ -127,8 +127,8 @@ class CallsCheck:
 
     @property
     def num_unread(self) -> int:
-        """How many calls were not judged because a tensor in the dump cannot be read."""
-        return sum(number for why, number in self.skipped.items() if why.startswith(UNREADABLE))
+        """How many calls were not judged because their entry, or a tensor, in the dump cannot be read."""
+        return sum(number for why, number in self.skipped.items() if why.startswith((UNREADABLE, DAMAGED_ENTRY)))
 
 
 def dumps_below(path: Path) -> list[Path]:

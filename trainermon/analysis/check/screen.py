@@ -25,7 +25,7 @@ def headline(check: CallsCheck) -> str:
     Where backwards were judged, it counts both: `3 of 230 calls (120 forward, 110 backward) are wrong; …`. What could
     not be read is said, too.
     """
-    limits = [f"of {check.num_unread:,} more the tensors could not be read"] if check.num_unread else []
+    limits = [f"{check.num_unread:,} more could not be read"] if check.num_unread else []
     limits += ["the dump is not whole"] if is_cut(check) else []
     return "; ".join([_verdict(check), *limits])
 

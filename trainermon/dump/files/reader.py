@@ -40,6 +40,9 @@ except ImportError:  # the extra `compare` brings it
 
 # What is raised where a file is JSON, but not laid out as one of a dump.
 _MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+DAMAGED_ENTRY = "its entry is damaged"
+"""What the reason begins with that a damaged entry is not read for."""
+
 _DIRECTIONS = (FORWARD, BACKWARD, PARAMETERS_GRAD)
 _INFO_FIELDS = {field.name for field in dataclasses.fields(DumpInfo)}
 _OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict)}
@@ -325,14 +328,17 @@ def _entries(
     stack_of = {name: tuple(frames) for names, frames in raw.stacks.values() for name in names}
     for position, (key, value) in enumerate(data.items()):
         if not isinstance(value, dict):
-            continue
+            if damaged is None:
+                continue
+            damaged[key] = f"{DAMAGED_ENTRY}: found {type(value).__name__}, expected an object"
+            value = {}  # the call was made: it is told, without what it was given
         module, class_name, direction, call = split_key(key)
         try:
             inputs, outputs, parameters = _TensorSlots(directory / TENSOR_FOLDER).of_entry(value, direction)
         except _MALFORMED as error:
             if damaged is None:
                 raise
-            damaged[key] = f"its entry is damaged: {type(error).__name__}: {error}"
+            damaged[key] = f"{DAMAGED_ENTRY}: {type(error).__name__}: {error}"
             inputs, outputs, parameters = (), (), ()
         parent = raw.construct.get(key)
         extra = value.get(EXTRA, {})
