@@ -204,3 +204,19 @@ def test_of_laws_that_broke_in_one_step_the_earlier_in_it_is_the_headline(run_di
 
     assert found.headline.startswith(law_of("equal-gradients").headline)
     assert "alert clip-factors-differ" in found.consequences[0]
+
+
+@pytest.mark.parametrize("is_since_too", [False, True])
+def test_what_went_wrong_before_a_restart_is_told_where_nothing_did_since(run_dir, is_since_too):
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    fields = {"severity": Severity.CRITICAL, "first_step": 5}
+    log.append(told("nan", "activation-nonfinite", AlertCondition.NONFINITE, attempt=0, **fields))
+    if is_since_too:
+        log.append(told("apart", "replica-divergence", AlertCondition.DIFFERS, **fields))
+
+    found = diagnose(run_dir)
+
+    assert found.verdict is DiagnosisVerdict.ALERTED
+    assert found.attempt == (1 if is_since_too else 0)
+    expected = "The alert replica-divergence" if is_since_too else "Before the restart: The alert activation-nonfinite"
+    assert found.headline.startswith(expected)

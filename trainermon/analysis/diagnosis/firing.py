@@ -29,17 +29,22 @@ _PHASES = get_args(StepPhase)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _RunAlerts:
-    """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end."""
+    """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end.
+
+    `before` are those of earlier attempts that tell of what is computed.
+    """
 
     fired: Sequence[Alert]
     still: Sequence[Alert]
+    before: Sequence[Alert]
 
 
 def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
     """Return what the alerts of the attempt make of a diagnosis of finite values. Reads the alert logs of all nodes.
 
     Where nothing was wrong, the gravest alert is the diagnosis, whether it still fires or not; of those that are as
-    grave, a broken law. A warning that the run is slow is none. A text says which rules still fire: `straggler (rank 1,
+    grave, a broken law. Where no alert fired in the attempt, it is the gravest of those before it. A warning that the
+    run is slow is none. A text says which rules still fire: `straggler (rank 1,
     since step 131)`. What did go wrong followed from the law that was broken until then, or from rates in which ranks
     differed: a reduction that loses what it carried makes copies part, and a norm of zero makes a ratio NaN.
     """
@@ -52,7 +57,17 @@ def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
 def _gravest(run_dir: Path, finite: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
     evidence = (*finite.evidence, *_of_the_start(run_dir))
     finite = dataclasses.replace(finite, firing=_texts(alerts.still), evidence=evidence)
-    return _told(finite, min(alerts.fired, key=_order), alerts, finite.headline) if alerts.fired else finite
+    if alerts.fired:
+        return _told(finite, min(alerts.fired, key=_order), alerts, finite.headline)
+    return _of_earlier(finite, alerts) if alerts.before else finite
+
+
+def _of_earlier(finite: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
+    """Return what went wrong before the last restart, where nothing did since; of the gravest alert alone."""
+    worst = min(alerts.before, key=_order)
+    alone = dataclasses.replace(alerts, fired=[one for one in alerts.before if one.attempt == worst.attempt])
+    told = _told(finite, worst, alone, f"Since the restart, in attempt {finite.attempt}: {finite.headline}")
+    return dataclasses.replace(told, attempt=worst.attempt, headline=f"Before the restart: {told.headline}")
 
 
 def _broken_first(run_dir: Path, found: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
@@ -96,9 +111,11 @@ def _of_the_start(run_dir: Path) -> tuple[str, ...]:
 
 def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
     logs = [AlertLog(log) for log in sorted(run_dir.glob("nodes/*/alerts.jsonl"))]
+    told = [alert for log in logs for alert in log.read() if alert.state is AlertState.FIRING and _has_weight(alert)]
     return _RunAlerts(
-        fired=[alert for log in logs for alert in log.read() if _has_fired(alert, attempt) and _has_weight(alert)],
+        fired=[alert for alert in told if alert.attempt == attempt],
         still=[alert for log in logs for alert in log.open_alerts() if _has_fired(alert, attempt)],
+        before=[alert for alert in told if alert.attempt < attempt],
     )
 
 
