@@ -162,7 +162,7 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
     assert rules["gradient-nonfinite"].for_steps == 1
     news = {"gradient-nonfinite", "gradient-nonfinite-local", "loss-scale-collapse", "steps-skipped"}
     news |= {"steps-skipped-often", "straggler", "collective-slow", "collectives-mismatched"}
-    news |= {"learning-rate-zero", "batch-repeated", "eval-mode"}
+    news |= {"learning-rate-zero", "batch-repeated", "eval-mode", "accumulation-cut-short", "module-settings-differ"}
     news |= {"rollout-weights-differ", "rollout-bookkeeping", "rollout-stale", "rollout-not-comparable"}
     news |= {"accelerator-throttled", "accelerator-memory-full"}
     news |= {rule.name for rule in rules.values() if isinstance(rule.when, (Reported, BreaksLaw))}

@@ -29,7 +29,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
 )
 from trainermon.core.errors import QueryError
-from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain, measured_as_plain
 from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 from trainermon.exporters.heat_rows import statistics_of
 from trainermon.exporters.store.curves import Curve, CurveLine, CurveQuery
@@ -128,7 +128,8 @@ class Run:
             "step_time_s": float(self.step_time[-1]) if known else math.nan,
         }
         values |= {name: float(getattr(self, name)[-1]) for name in MEASURES if known and hasattr(self, name)}
-        return {"step": self.num_steps if known else None, "time_s": time.time(), **values}
+        plain = {name: measured_as_plain(value) for name, value in values.items()}
+        return {"step": self.num_steps if known else None, "time_s": time.time(), **plain}
 
     def describe(self) -> dict[str, Any]:
         """Return the answer of /api/run."""

@@ -45,7 +45,7 @@ def test_a_number_that_comes_with_a_step_brings_its_chart(serve: Serve, open_pag
     agent = serve(run)
     page = open_page(agent)
     expect(page.get_by_label("Number of the step")).to_have_count(0)
-    agent.publish("step", {**run.append(), "clip_ratio": 0.25, "loss_scale": "NaN"})
+    agent.publish("step", {**run.append(), "clip_ratio": 0.25, "loss_scale": None})
 
     expect(page.locator(".track").nth(MEASURE).locator("h2")).to_have_text("Clip ratio")
     assert page.get_by_label("Number of the step").locator("option").all_text_contents() == ["clip ratio", "step time"]

@@ -191,7 +191,7 @@ def test_value_that_was_not_recorded_is_no_fault(serve: Serve, open_page: OpenPa
     agent = serve(run)
     page = open_page(agent)
     expect(page.locator("#figure-loss .number")).to_have_text("\N{EN DASH}")
-    agent.publish("step", {**run.append(), "loss": "NaN"})
+    agent.publish("step", {**run.append(), "loss": None})
 
     expect(page.locator("#figure-step .number")).to_have_text("201")
     expect(page.locator("#figure-loss .number")).to_have_text("\N{EN DASH}")

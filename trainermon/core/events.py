@@ -164,7 +164,9 @@ RankEvent = WarningEvent | DetachedEvent | FailedEvent | ConfigurationEvent | Re
 
 
 def encode(event: RankEvent) -> dict[str, Any]:
-    """Return the event as JSON has it: its type and its fields, without those that are optional and None, and secrets.
+    """Return the event as JSON has it: its type and its fields, without secrets.
+
+    Left out are optional fields that are None, or what they are by default.
 
     >>> encode(WarningEvent(message="no room"))
     {'type': 'warning', 'message': 'no room'}
@@ -172,7 +174,7 @@ def encode(event: RankEvent) -> dict[str, Any]:
     plain: dict[str, Any] = {"type": str(event.type)}
     for field in dataclasses.fields(event):
         value = getattr(event, field.name)
-        if value is not None or field.default is dataclasses.MISSING:
+        if field.default is dataclasses.MISSING or value not in (None, field.default):
             plain[field.name] = Redactor().text(value) if field.name in ("message", "reason") and value else value
     return plain
 

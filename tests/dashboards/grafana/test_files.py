@@ -181,6 +181,7 @@ def test_every_metric_of_the_catalogue_is_on_a_dashboard():
         "trainermon_buffer_rms",
         "trainermon_commits_total",
         "trainermon_optimizer_state_rms",
+        "trainermon_recomputed_activation_rms",
         "trainermon_updated_parameter_rms",
         "trainermon_used_parameter_rms",
     }

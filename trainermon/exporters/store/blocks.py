@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.core.catalogue import MODULE_SETTINGS_SERIES
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Header
 from trainermon.core.values import (
@@ -241,7 +242,12 @@ class GrowingTables:
             if key not in known:
                 known[key] = len(keys)
                 keys.append(key)
-                placements.append(header.placements[number])
+                placements.append(None if _is_of_step(key) else header.placements[number])
             numbers[number] = known[key]
         placed = dataclasses.replace(header, series=(), placements=tuple(placements))  # its series are the segment's
         return placed, keys, dataclasses.replace(block, series=numbers[shown].astype(np.uint32))
+
+
+def _is_of_step(key: SeriesKey) -> bool:
+    """Return whether a series is a number of the step, which has no placement, although a segment makes one up."""
+    return key.kind is Kind.STEP and key.name != MODULE_SETTINGS_SERIES

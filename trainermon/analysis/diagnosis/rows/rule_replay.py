@@ -22,6 +22,7 @@ from trainermon.alerts.conditions.criteria import Differs, Reported, Saturated
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.analysis.diagnosis.wording import counted
+from trainermon.core.catalogue import MODULE_SETTINGS_SERIES
 from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.strict import build
 from trainermon.core.terminal.progress import ProgressBar
@@ -186,5 +187,6 @@ def _end(alerts: Sequence[Alert], ends: Mapping[str, int]) -> str:
 
 def is_blind(rule: AlertRule) -> bool:
     """Return whether the rule needs what no store holds."""
-    compares_copies = isinstance(rule.when, Differs) and not {Kind.STEP, Kind.COMM} & set(rule.on.kinds)
+    of_all = {Kind.STEP, Kind.COMM} & set(rule.on.kinds) and rule.on.names != (f"{MODULE_SETTINGS_SERIES}.*",)
+    compares_copies = isinstance(rule.when, Differs) and not of_all
     return compares_copies or isinstance(rule.when, Reported | Saturated)
