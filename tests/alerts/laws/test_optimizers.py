@@ -132,6 +132,11 @@ def by_hand(training: Set, _step: int) -> None:
             parameter.sub_(1e-3 * parameter.grad)
 
 
+def by_data(training: Set, _step: int) -> None:
+    for parameter in training.model[2].parameters():
+        parameter.data = parameter.data - 1e-3 * parameter.grad
+
+
 def swap(training: Set, _step: int) -> None:
     """Evaluate another model's weights in the place of the trained ones, and put these back."""
     trained = dict(training.model[2].named_parameters())
@@ -146,6 +151,7 @@ def swap(training: Set, _step: int) -> None:
     [
         ({"freezes": True}, None),
         ({"without_second": True}, by_hand),
+        ({"without_second": True}, by_data),
         ({"without_second": True}, lambda training, step: step % 5 or by_hand(training, step)),
         ({"without_second": True}, lambda training, _step: training.model[2].zero_grad()),  # no gradient: not trained
         ({}, swap),

@@ -205,7 +205,7 @@ class GoesOn(SettingsRelation):
             key, number = (rank, column), step.step
             rates, earlier = self._rates.setdefault(key, {}), self._earlier.get(key, {})
             before = [earlier[near] for near in (number, number - 1) if near in earlier]
-            is_known = number - 1 in earlier and (number in earlier or rate == earlier.get(0))
+            is_known = number - 1 in earlier and (number in earlier or math.isclose(rate, earlier.get(0, math.nan)))
             if rates:
                 yield column, 1.0
             elif rate > 0 and all(before) and is_known:

@@ -85,7 +85,7 @@ TOLD: tuple[Law, ...] = (
         tolerance="none: torch counts the writes to a parameter",
         exceptions=(
             "parameters without a gradient",
-            "parameters that another optimizer steps, or anything else writes to, unless it does so by `.data`",
+            "parameters that another optimizer steps, or anything else writes to",
             "parameters of another optimizer that begins later",
             "optimizers that hold copies of their own",
         ),
