@@ -384,6 +384,7 @@ LAWS: tuple[Law, ...] = (
             "generator of the script's own",
             "the mode, the autocast context or a global that the forward reads is another one in the backward",
             "the inputs that were kept were written to in between",
+            "a module goes on with each call, as the power iteration of spectral_norm",
         ),
         look_at="the first module of the block that is named: what does it read besides its arguments?",
     ),

@@ -104,7 +104,10 @@ SETTING_LAWS: tuple[Law, ...] = (
         settings={"factor": 2},
         tolerance="a factor of 2",
         exceptions=("restarts that count steps from 0", "rates that are changed, or warmed up again, on purpose"),
-        causes=("the scheduler's state is not in the checkpoint, or was loaded before the optimizer's",),
+        causes=(
+            "the scheduler's state is not in the checkpoint, or was loaded before the optimizer's",
+            "the scheduler was made after the optimizer's state was loaded, and wrote its first rate into it",
+        ),
         look_at="whether scheduler.load_state_dict is called, and last_epoch",
     ),
 )
