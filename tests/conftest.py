@@ -1,6 +1,7 @@
 """What holds for every test: its turn, the same search for properties everywhere, and a process left as found."""
 
 import gc
+import importlib
 import importlib.util
 import logging
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.process_state import changes, process_state
+
+if importlib.util.find_spec("setuptools") is not None:
+    importlib.import_module("setuptools")  # takes the place of distutils, whichever test imports that first
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", deadline=None, max_examples=2000)
