@@ -1,4 +1,4 @@
-"""Dumps of which a part is lost: ways in which that happens, each told by what is left."""
+"""Dumps that have lost a part, in the ways in which that happens; what is left tells of it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Of an input of which a part cannot be read no command says that all is well: neither its status nor its headline."""
+"""Where a part of the input cannot be read, no command says that all is well, in its status or its headline."""
 
 import json
 import zipfile

@@ -41,7 +41,7 @@ class Network(nn.Module):
 
 
 class Branched(Network):
-    """With two heads and three branches of which a step uses some."""
+    """With two heads and three branches; a step uses some of them."""
 
     def __init__(self) -> None:
         super().__init__()

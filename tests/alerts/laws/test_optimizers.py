@@ -25,14 +25,14 @@ Step = Callable[[], object]
 
 @dataclasses.dataclass
 class Set:
-    """A model of three layers of which the watched optimizer steps the first and the last one at least."""
+    """A model of three layers; the watched optimizer steps at least the first and the last."""
 
     model: nn.Sequential
     optimizer: torch.optim.Optimizer
     others: list[torch.optim.Optimizer]
 
     def replace(self) -> None:
-        """Put a new layer in, of which the optimizer knows nothing."""
+        """Put a new layer in, without telling the optimizer."""
         self.model[2] = nn.Linear(16, 16)
 
     def replace_by_assignment(self) -> None:

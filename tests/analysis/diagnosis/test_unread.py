@@ -28,7 +28,7 @@ def test_what_could_not_be_read_is_no_part_of_what_is_finite(lose, steps, tmp_pa
     assert "All values that could be read are finite" in out
     assert main(["diagnose", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unread"] == ["step0/rank1"]
-    if steps > 1:  # another step, of which all could be read
+    if steps > 1:  # another step, which could be read whole
         assert main(["diagnose", str(run), "--step", "1", "--exit-code"]) == 0
 
 

@@ -1,4 +1,4 @@
-"""A model of which a part alone is in DistributedDataParallel."""
+"""A list of models, one of them not in DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ TOLD: tuple[Law, ...] = (
         names=(f"*.{NOT_STEPPED}",),
         relation=partial(Told, name=NOT_STEPPED),
         settings={"steps": 0},
-        tolerance="none: torch counts the writes to a parameter",
+        tolerance="none: torch counts the writes to a parameter, and its sum tells of others",
         exceptions=(
             "parameters without a gradient",
             "parameters that another optimizer steps, or anything else writes to",

@@ -1,4 +1,4 @@
-"""A buffer that was finite and no longer is: what went wrong in a run of which every gradient is finite."""
+"""A buffer that was finite and no longer is, in a run whose gradients are all finite."""
 
 import pytest
 

@@ -28,7 +28,7 @@ class LeftOut:
     Nothing is known where the optimizer holds none of the model's tensors, or others that get gradients: main copies,
     or those of another model. 1 µs a step where all are stepped, and no tensor is read. Where some are not, other
     optimizers are looked for once, 50 ms for a million objects, and these parameters are read twice, ten steps apart,
-    with one wait for the device: what writes through `.data` is not counted.
+    on their device, as torch does not count what is written through `.data`: nothing waits for it.
 
     Args:
         training: What is watched.
@@ -43,6 +43,7 @@ class LeftOut:
         self._missing: dict[int, int] = {}  # how often each was written to, when that was found
         self._num_still: dict[int, int] = {}
         self._sums: dict[int, Tensor] = {}
+        self._are_still: dict[int, Tensor] = {}  # 1 where the sum was the same again, else 0, on the device
         self._told: set[str] = set()
 
     def step_ended(self) -> None:
@@ -72,7 +73,7 @@ class LeftOut:
             self._not_held = not_held
         self._missing = {i: p._version for i, p in missing.items() if i not in not_held}
         self._num_still = dict.fromkeys(self._missing, 0)
-        self._sums = {i: _sum_of(missing[i]) for i in self._missing}
+        self._sums, self._are_still = {i: _sum_of(missing[i]) for i in self._missing}, {}
 
     def _follow(self) -> None:
         """Count the steps on which what is left out had a gradient, until somebody writes to it."""
@@ -84,7 +85,7 @@ class LeftOut:
                 found[i] = self._num_still[i] = self._num_still[i] + 1
         if _ASKED_AFTER in found.values():
             found |= dict.fromkeys(_of_others(self._training, {i: held[i] for i in found}, has_stepped=True), 0)
-            found |= {i: 0 for i in found if not torch.equal(self._sums[i], _sum_of(held[i]))}
+            self._are_still |= {i: self._sums[i] == _sum_of(held[i]) for i, number in found.items() if number}
         self._missing = {i: number for i, number in self._missing.items() if found.get(i, 1)}
         if found:
             self._put(NOT_STEPPED, found)
@@ -102,14 +103,17 @@ class LeftOut:
         for i, value in {**others, **found}.items():
             held = self._training.parameters[i]
             series = self._collector.table.id_of(held.key(Kind.STATE, slot), held.placement)
-            self._collector.put(series, float(value))
+            if value and slot == NOT_STEPPED and i in self._are_still:
+                self._collector.take((series,), (self._are_still[i] * float(value),))
+            else:
+                self._collector.put(series, float(value))
 
 
 @torch.no_grad()
 def _sum_of(parameter: Tensor) -> Tensor:
-    """Return the sum of the magnitudes of this rank's part, on its device."""
+    """Return the sum of this rank's part, on its device."""
     own: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return own.abs().sum()
+    return (torch.view_as_real(own) if own.is_complex() else own).float().sum()
 
 
 def other_optimizers(training: Training, tensors: Collection[Tensor]) -> list[torch.optim.Optimizer]:
