@@ -211,6 +211,7 @@ def test_what_went_wrong_before_a_restart_is_told_where_nothing_did_since(run_di
     log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
     fields = {"severity": Severity.CRITICAL, "first_step": 5}
     log.append(told("nan", "activation-nonfinite", AlertCondition.NONFINITE, attempt=0, **fields))
+    log.append(told("dead", "rank-dead", AlertCondition.REPORTED, attempt=0, **{**fields, "first_step": 4}))
     if is_since_too:
         log.append(told("apart", "replica-divergence", AlertCondition.DIFFERS, **fields))
 

@@ -31,7 +31,7 @@ _PHASES = get_args(StepPhase)
 class _RunAlerts:
     """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end.
 
-    `before` are those of earlier attempts that tell of what is computed.
+    `before` are those of earlier attempts that tell of what is computed; what ended one, as a dead rank, is over.
     """
 
     fired: Sequence[Alert]
@@ -115,7 +115,7 @@ def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
     return _RunAlerts(
         fired=[alert for alert in told if alert.attempt == attempt],
         still=[alert for log in logs for alert in log.open_alerts() if _has_fired(alert, attempt)],
-        before=[alert for alert in told if alert.attempt < attempt],
+        before=[one for one in told if one.attempt < attempt and one.condition is not AlertCondition.REPORTED],
     )
 
 
