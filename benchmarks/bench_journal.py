@@ -136,7 +136,7 @@ def main() -> None:
     parent = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("/var/tmp")
     root = Path(tempfile.mkdtemp(prefix="trainermon-bench-", dir=parent))
     try:
-        directory = open_spool("bench", root)
+        directory = open_spool(root / "bench")
         for num_series in (1000, 3000):
             bench_appends(directory / str(num_series), num_series)
         for num_series in (50, 1000):

@@ -1,5 +1,6 @@
 """What a rank wrote, read back: rows by step and series."""
 
+import re
 from pathlib import Path
 
 from trainermon.core.events import encode
@@ -15,7 +16,7 @@ class RankJournal:
         self.rows: dict[int, dict[SeriesKey, Moments]] = {}
         self.histograms: dict[int, dict[SeriesKey, list[int]]] = {}
         self.events: list[dict] = []
-        reader = JournalReader(spool, rank)
+        reader = JournalReader(spool_named(spool), rank)
         while records := reader.poll():
             for record in records:
                 self._add(record)
@@ -40,6 +41,12 @@ class RankJournal:
     def of(self, step: int, kind) -> dict[str, Moments]:
         """Return the rows of one kind on one step by label."""
         return {key.label: row for key, row in self.rows.get(step, {}).items() if key.kind == kind}
+
+
+def spool_named(path: Path) -> Path:
+    """Return the spool of the only run of the name `path.name` in the folder of spools `path.parent`; else `path`."""
+    found = [spool for spool in path.parent.glob(f"{path.name}-*") if re.fullmatch(r"[0-9a-f]{12}", spool.name[-12:])]
+    return found[0] if found else path
 
 
 def only_spool(root: Path) -> Path:

@@ -21,6 +21,7 @@ from benchmarks.detection.family_cases import Segment
 from benchmarks.detection.family_training import FamilyJob
 from benchmarks.detection.training import Job
 from benchmarks.families.catalogue import FAMILIES
+from trainermon.core.spool import spool_of
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = "runs.jsonl"
@@ -34,7 +35,7 @@ def record(cases: Iterable[Case], folder: Path) -> list[Case]:
     missing = [case for run_id, case in wanted.items() if run_id not in recorded(folder)]
     torch.set_num_threads(1)
     for case in missing:  # whatever an interrupted recording has left
-        shutil.rmtree(folder / "spool" / case.run_id, ignore_errors=True)
+        shutil.rmtree(spool_of_case(case, folder), ignore_errors=True)
     for case in missing:
         if case.ranks == 1:
             train(case, folder)
@@ -42,6 +43,11 @@ def record(cases: Iterable[Case], folder: Path) -> list[Case]:
         _train_on_ranks([case for case in missing if _job_of(case) == (num_ranks, is_zero)], folder, num_ranks)
     known = recorded(folder)
     return [known[run_id] for run_id in wanted]
+
+
+def spool_of_case(case: Case, folder: Path) -> Path:
+    """Return where the journals of a recorded run are."""
+    return spool_of(case.run_id, folder / "output" / case.run_id, folder / "spool")
 
 
 def recorded(folder: Path) -> dict[str, Case]:

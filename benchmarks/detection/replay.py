@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.detection import cases, family_cases, faults
 from benchmarks.detection.cases import Case, Fault
-from benchmarks.detection.record import segments
+from benchmarks.detection.record import segments, spool_of_case
 from benchmarks.families.catalogue import FAMILIES
 from trainermon.agent.follower import JournalFollower
 from trainermon.alerts.engine import RuleEngine
@@ -89,7 +89,7 @@ class Judged:
 def judge(case: Case, folder: Path, rules: Sequence[AlertRule]) -> Judged:
     """Return what `rules` say about the run of `case` that was recorded in `folder`."""
     listener = _Listener(rules)
-    for header, block in blocks_of(folder / "spool" / case.run_id):
+    for header, block in blocks_of(spool_of_case(case, folder)):
         listener.hear(header, block)
     num_steps = len(listener.steps)
     return Judged(case, listener.fired(), num_steps, case.first_bad if case.first_bad >= 0 else num_steps)
@@ -102,7 +102,7 @@ def judge_family(case: Case, folder: Path, rules: Sequence[AlertRule]) -> list[J
     """
     listener, found = _Listener(rules), []
     blocks: dict[int, list[tuple[Header, StatBlock]]] = {}
-    for header, block in blocks_of(folder / "spool" / case.run_id):
+    for header, block in blocks_of(spool_of_case(case, folder)):
         blocks.setdefault(block.step, []).append((header, block))
     for segment in segments(case, folder):
         hearing = copy.deepcopy(listener) if segment.name else listener

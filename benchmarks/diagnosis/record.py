@@ -12,6 +12,7 @@ from benchmarks.diagnosis.cases import SPLITS, Case
 from tests.ranks import run_ranks
 from trainermon.agent.follower import JournalFollower
 from trainermon.core.journal import BlockRecord
+from trainermon.core.spool import spool_of
 from trainermon.exporters.store.store import SegmentWriter
 
 MANIFEST = "runs.jsonl"
@@ -42,12 +43,17 @@ def run_dir_of(case: Case, folder: Path) -> Path:
     return folder / "output" / case.run_id
 
 
+def _spool_of(case: Case, folder: Path) -> Path:
+    """Return where the journals of a recorded run are."""
+    return spool_of(case.run_id, folder / "output" / case.run_id, folder / "spool")
+
+
 def _train(cases: Sequence[Case], folder: Path) -> None:
     """Train cases of one split in one job, each a run of its own."""
     split, listed = cases[0].split, folder / f"{cases[0].split}.json"
     for case in cases:  # whatever an interrupted recording has left
-        for kind in ("output", "spool"):
-            shutil.rmtree(folder / kind / case.run_id, ignore_errors=True)
+        for left in (run_dir_of(case, folder), _spool_of(case, folder)):
+            shutil.rmtree(left, ignore_errors=True)
     listed.write_text(json.dumps([dataclasses.asdict(case) for case in cases]), encoding="utf-8")
     script = Path(__file__).with_name("worker.py")
     run_ranks(script, str(folder), str(listed), world_size=SPLITS[split], timeout_s=LIMIT_S)
@@ -58,7 +64,7 @@ def _train(cases: Sequence[Case], folder: Path) -> None:
         found.unlink()
     listed.unlink()
     for case in trained:
-        _store(folder / "spool" / case.run_id, run_dir_of(case, folder) / "nodes" / "node" / "segments")
+        _store(_spool_of(case, folder), run_dir_of(case, folder) / "nodes" / "node" / "segments")
     with (folder / MANIFEST).open("a", encoding="utf-8") as manifest:
         manifest.writelines(json.dumps(dataclasses.asdict(case)) + "\n" for case in trained)
 

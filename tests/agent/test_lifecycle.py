@@ -313,7 +313,7 @@ def test_the_last_word_of_a_killed_agent_makes_nobody_leave(tmp_path):
 
 
 def test_no_lock_is_made_in_a_spool_that_is_being_taken_away(tmp_path):
-    spool = open_spool("run", tmp_path)
+    spool = open_spool(tmp_path / "run")
     found = []
 
     def meanwhile():

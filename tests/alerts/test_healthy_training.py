@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.alerts.series import header, row
+from tests.journal_rows import spool_named
 from trainermon import TrainerMon
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
@@ -168,7 +169,7 @@ def test_healthy_run_gives_no_alert_from_its_first_step_on_whatever_is_collected
             optimizer.step()
 
     engine, keys, found = RuleEngine(load_rules()), [], []
-    reader = JournalReader(tmp_path / "spool" / "run", 0)
+    reader = JournalReader(spool_named(tmp_path / "spool" / "run"), 0)
     while records := reader.poll():
         for record in records:
             if isinstance(record, HeaderRecord):

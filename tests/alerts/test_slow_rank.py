@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.alerts.slow_rank import FIRST_SLOW
+from tests.journal_rows import spool_named
 from tests.ranks import run_ranks
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
@@ -34,7 +35,7 @@ def test_rank_that_becomes_slow_is_named_within_20_steps_and_the_one_that_waits_
 ) -> None:
     run_ranks(Path(__file__).with_name("slow_rank.py"), str(tmp_path), way)
     engine = RuleEngine(load_rules())
-    ranks = [blocks(tmp_path / "spool" / "run", rank) for rank in range(2)]
+    ranks = [blocks(spool_named(tmp_path / "spool" / "run"), rank) for rank in range(2)]
 
     found = [alert for both in zip(*ranks, strict=True) for each in both for alert in engine.evaluate(*each)]
 

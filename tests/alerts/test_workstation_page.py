@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.journal_rows import spool_named
 from tests.ports import free_port
 from tests.server_programs import find_program, wait_until
 from trainermon.agent.lifecycle.lock import is_followed, read_status
@@ -57,7 +58,7 @@ def test_every_command_of_the_page_works_as_written(tmp_path: Path) -> None:
         finally:
             process.terminate()  # bash then ends what it has started
             process.wait()
-            end_agent(tmp_path / "spool" / "first-run")
+            end_agent(spool_named(tmp_path / "spool" / "first-run"))
 
     said = output.read_text()
     assert process.returncode == 0, said

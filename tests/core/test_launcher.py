@@ -135,7 +135,7 @@ def test_an_agent_that_ends_at_its_start_is_quoted(tmp_path, monkeypatch):
 
 
 def test_a_process_of_its_own_delivers_what_waits(tmp_path):
-    spool, run = open_spool("run", tmp_path / "spool"), tmp_path / "output/run"
+    spool, run = open_spool(tmp_path / "spool" / "run"), tmp_path / "output/run"
     parcel = Outbox(spool, run, 0).parcel("dumps/nan-1/attempt1/step7/rank0")
     parcel.content.mkdir(parents=True)
     (parcel.content / "dump.json").write_text("whole")

@@ -21,7 +21,7 @@ PLACE = "dumps/nan-1/attempt1/step7/rank3"
 
 @pytest.fixture
 def spool(tmp_path):
-    return open_spool("run", tmp_path / "spool")
+    return open_spool(tmp_path / "spool" / "run")
 
 
 @pytest.fixture

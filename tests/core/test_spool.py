@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainermon.core import spool
 from trainermon.core.errors import SpoolError
-from trainermon.core.spool import RankLock, open_spool, rank_alive, rank_pid, remove_spool, try_enter
+from trainermon.core.spool import RankLock, open_spool, rank_alive, rank_pid, remove_spool, spool_of, try_enter
 
 ROOT_MOUNT = "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw"
 HOLDER = """
@@ -112,12 +112,12 @@ def test_journals_take_a_sixteenth_of_the_memory_at_most(monkeypatch):
 def test_a_spool_is_private_and_opens_again(tmp_path):
     root = tmp_path / "not" / "yet"
 
-    directory = open_spool("job-1", root)
+    directory = open_spool(root / "job-1")
 
     assert directory == root / "job-1"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
-    assert open_spool("job-1", root) == directory
+    assert open_spool(root / "job-1") == directory
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_spool_is_private_and_opens_again(tmp_path):
 )
 def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
     with pytest.raises(SpoolError, match=r"run id .* cannot be used: expected 1 to 128"):
-        open_spool(run_id, tmp_path)
+        spool_of(run_id, tmp_path / "output", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,7 +165,7 @@ def test_a_network_file_system_is_refused_before_anything_is_written(tmp_path, m
     mounts(f"40 27 0:40 / {tmp_path} rw - {filesystem} server:/export rw")
 
     with pytest.raises(SpoolError, match=f"lies on a {filesystem} file system.*TRAINERMON_SPOOL"):
-        open_spool("run", tmp_path / "spool")
+        open_spool(tmp_path / "spool" / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,7 +173,7 @@ def test_a_network_file_system_is_refused_before_anything_is_written(tmp_path, m
 def test_a_local_file_system_is_accepted(tmp_path, mounts, filesystem):
     mounts(f"40 27 0:40 / {tmp_path} rw - {filesystem} none rw")
 
-    assert open_spool("run", tmp_path).is_dir()
+    assert open_spool(tmp_path / "run").is_dir()
 
 
 def test_the_file_system_of_a_path_is_that_of_the_innermost_last_mount():
@@ -209,11 +209,11 @@ def test_this_machine_tells_the_file_system_of_proc():
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
-    open_spool("run", tmp_path)
+    open_spool(tmp_path / "run")
     monkeypatch.setattr(os, "getuid", lambda: 4242)
 
     with pytest.raises(SpoolError, match=r"belongs to user \d+, expected user 4242.*TRAINERMON_SPOOL"):
-        open_spool("run", tmp_path)
+        open_spool(tmp_path / "run")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link away")
@@ -224,7 +224,7 @@ def test_a_root_that_somebody_else_linked_is_refused(tmp_path):
     os.chown(link, 4242, 4242, follow_symlinks=False)
 
     with pytest.raises(SpoolError, match="belongs to user 4242"):
-        open_spool("run", link)
+        open_spool(link / "run")
 
 
 def test_a_run_directory_that_is_a_link_is_refused(tmp_path):
@@ -232,44 +232,44 @@ def test_a_run_directory_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(SpoolError, match="cannot write to the spool"):
-        open_spool("run", tmp_path)
+        open_spool(tmp_path / "run")
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_run_directory_that_others_may_write_is_refused(tmp_path, mode):
-    open_spool("run", tmp_path).chmod(mode)
+    open_spool(tmp_path / "run").chmod(mode)
 
     with pytest.raises(SpoolError, match=f"has mode 0{mode:o}.*chmod go-w"):
-        open_spool("run", tmp_path)
+        open_spool(tmp_path / "run")
 
 
 def test_a_root_that_others_may_write_must_be_sticky_or_a_volume(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
     with pytest.raises(SpoolError, match="has mode 0777"):
-        open_spool("run", tmp_path)
+        open_spool(tmp_path / "run")
 
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
-    assert open_spool("run", tmp_path).is_dir()
+    assert open_spool(tmp_path / "run").is_dir()
 
     monkeypatch.undo()
     tmp_path.chmod(0o1777)
-    assert open_spool("run", tmp_path).is_dir()
+    assert open_spool(tmp_path / "run").is_dir()
 
 
 def test_an_unusable_place_is_named_with_the_variable_that_changes_it(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(SpoolError, match=r"cannot write to the spool at .*/file/run: .*Set TRAINERMON_SPOOL"):
-        open_spool("run", tmp_path / "file")
+        open_spool(tmp_path / "file" / "run")
     with pytest.raises(SpoolError, match=r"cannot write to the spool at /proc/trainermon/run"):
-        open_spool("run", Path("/proc/trainermon"))
+        open_spool(Path("/proc/trainermon") / "run")
 
 
 def test_a_directory_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
 
     with pytest.raises(SpoolError, match="Permission denied"):
-        open_spool("run", tmp_path)
+        open_spool(tmp_path / "run")
 
 
 def test_ranks_are_known_by_their_files(tmp_path):
@@ -388,7 +388,7 @@ def test_a_link_in_place_of_the_lock_is_refused(tmp_path):
 
 
 def test_removing_a_spool_leaves_foreign_files(tmp_path):
-    directory = open_spool("run", tmp_path)
+    directory = open_spool(tmp_path / "run")
     for name in (
         "rank00000.page",
         "rank00000.5.jnl",
@@ -410,7 +410,7 @@ def test_removing_a_spool_leaves_foreign_files(tmp_path):
 
 
 def test_a_spool_with_a_living_rank_is_not_removed(tmp_path):
-    directory = open_spool("run", tmp_path)
+    directory = open_spool(tmp_path / "run")
     process = start_holder(directory)
     try:
         assert not remove_spool(directory, everything_is_stored)
@@ -421,7 +421,7 @@ def test_a_spool_with_a_living_rank_is_not_removed(tmp_path):
 
 
 def test_a_spool_with_records_that_are_stored_nowhere_is_not_removed(tmp_path):
-    directory = open_spool("run", tmp_path)
+    directory = open_spool(tmp_path / "run")
     (directory / "rank00000.5.jnl").write_text("")
 
     assert not remove_spool(directory, lambda: False)
@@ -429,7 +429,7 @@ def test_a_spool_with_records_that_are_stored_nowhere_is_not_removed(tmp_path):
 
 
 def test_it_is_asked_what_is_stored_when_nobody_can_write_any_more(tmp_path):
-    directory = open_spool("run", tmp_path)
+    directory = open_spool(tmp_path / "run")
     asked = []
 
     def nobody_comes_in():
@@ -459,7 +459,7 @@ def test_a_rank_that_starts_while_its_spool_is_removed_has_one(tmp_path):
     removed = 0
     try:
         for _ in range(3000):
-            lock = RankLock(open_spool("run", tmp_path / "spool"), 0)
+            lock = RankLock(open_spool(tmp_path / "spool" / "run"), 0)
             directory = tmp_path / "spool" / "run"
             (directory / "rank00000.page").write_text("the first file of this attempt")
             before = directory.stat().st_ino
@@ -485,7 +485,7 @@ def wait_until_gone(directory: Path) -> bool:
 
 def test_a_removal_that_does_not_end_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(spool, "_ENTER_S", 0.05)
-    directory = open_spool("run", tmp_path)
+    directory = open_spool(tmp_path / "run")
     descriptor = os.open(directory, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainermon.core import topology
 from trainermon.core.errors import AttachError, ConfigError
-from trainermon.core.spool import open_spool
+from trainermon.core.spool import spool_of
 from trainermon.core.topology import RunIdentity, find_coordinates, name_run
 from trainermon.core.values import Coordinates
 
@@ -176,4 +176,4 @@ def test_a_run_without_a_name_is_called_after_its_script(tmp_path, monkeypatch, 
     name = name_run(Coordinates(), output_dir=str(tmp_path), environ={}).run_id
 
     assert re.fullmatch(rf"\d{{8}}-\d{{6}}-{expected}{'-' if expected else ''}[0-9a-f]{{4}}", name)
-    open_spool(name, tmp_path)  # a name that a spool can have
+    spool_of(name, tmp_path / name)  # a name that a spool can have

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.journal_rows import RankJournal
+from tests.journal_rows import RankJournal, only_spool
 from tests.ranks import run_ranks
 from trainermon.core.values import Kind
 
@@ -26,8 +26,8 @@ def places_of(folder):
 
 
 def journals_of(folder):
-    ranks = len(list((folder / "spool" / "run").glob("rank*.page")))
-    return [RankJournal(folder / "spool" / "run", rank) for rank in range(ranks)]
+    ranks = len(list(only_spool(folder / "spool").glob("rank*.page")))
+    return [RankJournal(only_spool(folder / "spool"), rank) for rank in range(ranks)]
 
 
 def run_on_ranks(folder, example, *arguments):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.frameworks.launches import Launches, jobs
 from tests.frameworks.replicas_worker import FAULTY_RANK, FLIPPED_AT, INTERVAL, NORM, QKV, STEPS, VARIANTS
+from tests.journal_rows import spool_named
 from trainermon.agent.across_nodes.replicas import ReplicaChecksums
 from trainermon.agent.controller.replicas import divergences
 from trainermon.agent.follower import JournalFollower
@@ -42,7 +43,7 @@ def launch(request, tmp_path_factory):
 
 def blocks_of(folder, name):
     """Return headers and blocks of all ranks, in the order of steps."""
-    follower = JournalFollower(folder / "spool" / name)
+    follower = JournalFollower(spool_named(folder / "spool" / name))
     blocks = []
     while news := follower.poll():
         blocks += [(header, record.block) for header, record in news if isinstance(record, BlockRecord)]

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import hashlib
 import os
 import re
 import stat
@@ -24,6 +25,7 @@ from trainermon.core.errors import SpoolError
 
 SPOOL_VARIABLE = "TRAINERMON_SPOOL"
 RUN_ID_LENGTH = 128
+DIGEST_BYTES = 6
 MEMORY = Path("/dev/shm")  # noqa: S108  # owner and mode are checked
 DISK = Path("/var/tmp")  # noqa: S108
 LOGIND = Path("/run/systemd/users")
@@ -115,21 +117,37 @@ def list_ranks(directory: Path) -> list[int]:
     return sorted({int(match[1]) for match in map(_RANK_FILE.fullmatch, names) if match})
 
 
-def open_spool(run_id: str, root: Path | None = None) -> Path:
-    """Make or check the private directory `<root>/<run_id>` (0700, this user's, on a local disk), and return its path.
+def spool_of(run_id: str, run_directory: Path, root: Path | None = None) -> Path:
+    """Return where the spool of a run is on this node, `<root>/<run_id>-<digest>`; it need not exist yet.
+
+    The digest is that of the run directory, so that runs of one name in different folders share nothing: rows of one
+    would end in the other's store. Links are resolved, as two agents must not write to one store either.
 
     Args:
         run_id: 1 to 128 ASCII letters, digits and `._:,=@+-`, beginning with a letter, a digit or `_`.
-        root: Where the spools of all runs lie; None: `spool_root()`. It is created where it is missing.
+        run_directory: Where the run is stored; it need not exist yet.
+        root: Where the spools of all runs lie; None: `spool_root()`.
 
     Raises:
-        SpoolError: The run id is not usable as a name; the place is on a network file system, belongs to somebody else,
-            lets others write, is a symbolic link, or cannot be created or written.
+        SpoolError: The run id is not usable as a name.
     """
     _check_run_id(run_id)
-    root = (root if root is not None else spool_root()).absolute()
+    digest = hashlib.blake2b(os.fsencode(os.path.realpath(run_directory)), digest_size=DIGEST_BYTES).hexdigest()
+    return (root or spool_root()).absolute() / f"{run_id}-{digest}"
+
+
+def open_spool(directory: Path) -> Path:
+    """Make or check the private directory of a run's spool (0700, this user's, on a local disk), and return its path.
+
+    The folder of the spools, its parent, is created where it is missing.
+
+    Raises:
+        SpoolError: The place is on a network file system, belongs to somebody else, lets others write, is a symbolic
+            link, or cannot be created or written.
+    """
+    directory = directory.absolute()
+    root = directory.parent
     _refuse_network(root)
-    directory = root / run_id
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_root(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import http.client
 import json
 import os
@@ -60,13 +61,28 @@ class LocalAgent:
 
 
 def find_agent(run: str | os.PathLike[str], root: Path | None = None) -> LocalAgent | None:
-    """Return the agent that follows `run` (run id or run directory) on this node; None: there is none that listens.
+    """Return the agent that follows `run` (run directory or run id) on this node; None: there is none that listens.
 
-    `root` is the folder of the spools, where it is not the usual one or TRAINERMON_SPOOL.
+    Where nothing is at `run` it is an id; None too if several runs of that name are followed. `root` is the folder of
+    the spools, where it is not the usual one or TRAINERMON_SPOOL.
     """
-    run_id = Path(os.path.abspath(run)).name  # not resolved: the name of a link may be the run's
+    path = Path(os.path.abspath(run))  # not resolved: the name of a link may be the run's
+    files = sorted((root or spool_root()).glob(f"{glob.escape(path.name)}*/{STATUS_FILE}"))
+    found = [agent for agent in map(_agent_of, files) if agent is not None and _follows(agent, path)]
+    return found[0] if len(found) == 1 else None
+
+
+def _follows(agent: LocalAgent, run: Path) -> bool:
     try:
-        status = json.loads(((root or spool_root()) / run_id / STATUS_FILE).read_text(encoding="utf-8"))
+        return os.path.samefile(agent.run_dir, run) if run.exists() else agent.run_dir.name == run.name
+    except OSError:
+        return False
+
+
+def _agent_of(status_file: Path) -> LocalAgent | None:
+    """Return the agent that has written this file; None if it does not listen."""
+    try:
+        status = json.loads(status_file.read_text(encoding="utf-8"))
         url, output = status["url"], Path(status["output"])
         is_web = url.startswith(("http://", "https://"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):

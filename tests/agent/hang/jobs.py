@@ -10,6 +10,7 @@ from tests.agent.nodes import is_agent, wait_for
 from tests.fork_server import ROOT, start_script
 from tests.ports import free_port
 from trainermon.agent.lifecycle.lock import read_status
+from trainermon.core.spool import spool_of
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 DEADLINE_S = 900.0
@@ -24,7 +25,8 @@ class Job:
 
     def __init__(self, folder, *faults, world_size=2, hang=None, split="plain", forks=False):
         self.folder = folder
-        self.output, self.spool = folder / "output" / "run", folder / "spool" / "run"
+        self.output = folder / "output" / "run"
+        self.spool = spool_of("run", self.output, folder / "spool")
         self._agents = set()
         self._world_size = world_size
         settings = {

@@ -26,7 +26,7 @@ class Node:
 
     def __init__(self, folder, executor, *, world_size=2, settings=SETTINGS):
         self.folder = folder
-        self.spool = open_spool("run", folder / "spool")
+        self.spool = open_spool(folder / "spool" / "run")
         self.pages, self.locks, self.headers = {}, {}, {}
         self.records = LastRecords()
         self.alerts = []

@@ -21,7 +21,7 @@ async def until(condition):
 
 def test_a_dump_that_cannot_be_delivered_is_told_once_and_tried_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(deliveries, "RETRY_S", 0.0)
-    spool, run_dir = open_spool("run", tmp_path / "spool"), tmp_path / "output/run"
+    spool, run_dir = open_spool(tmp_path / "spool" / "run"), tmp_path / "output/run"
     run_dir.mkdir(parents=True)
     run_dir.chmod(0o777)
     parcel = Outbox(spool, run_dir, 0).parcel(PLACE)

@@ -20,7 +20,7 @@ class Rank:
     """One rank of a node, as its page and lock show it; it is looked at once in a second."""
 
     def __init__(self, folder):
-        self.spool = open_spool("run", folder)
+        self.spool = open_spool(folder / "run")
         self._lock, self._page = RankLock(self.spool, 0), ControlPage(self.spool, 0)
         self.watch = RankWatch(self.spool)
         self._now_s = 0.0

@@ -11,6 +11,7 @@ from tests.agent.nodes import is_agent, wait_for
 from tests.fork_server import ROOT, start_script
 from trainermon.agent.lifecycle.lock import read_status
 from trainermon.cli import main
+from trainermon.core.spool import spool_of
 
 SCRIPT = ROOT / "tests" / "agent" / "runs" / "ending_training.py"
 DEADLINE_S = 900.0
@@ -20,7 +21,7 @@ DEADLINE_S = 900.0
 def end(tmp_path, monkeypatch):
     """Return what lets a training end, by a signal or by itself, and returns the folder of its run."""
     monkeypatch.setenv("TRAINERMON_SPOOL", str(tmp_path / "spool"))
-    spool = tmp_path / "spool" / "run"
+    spool = spool_of("run", tmp_path / "output" / "run", tmp_path / "spool")
     agents = set()
 
     def ended(ending, number=None):

@@ -76,8 +76,6 @@ class RunList:
         """Return the facts with what depends on the time, and on agents of this machine."""
         facts = known.facts
         agent = find_agent(facts.path)
-        if agent is not None and agent.run_dir.resolve() != Path(facts.path).resolve():
-            agent = None
         # What the agent here says of itself is newer than its address, which stands until it ends.
         told = [path for path in known.files.targets if agent is None or path.parent.name != socket.gethostname()]
         is_up = (agent is not None and not agent.has_finished) or any(map(announces, told))

@@ -213,7 +213,7 @@ def flush_agents(run_dir: Path, timeout_s: float = _FLUSH_S) -> bool:
     Best effort: without an agent, or if it does not answer in time, the query sees what was stored before.
     """
     agent = find_agent(run_dir)
-    if agent is None or agent.run_dir.resolve() != run_dir.resolve():
+    if agent is None:
         return False
     try:
         agent.ask("/api/flush", data=b"", timeout_s=timeout_s)

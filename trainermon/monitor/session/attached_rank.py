@@ -30,7 +30,7 @@ from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.monitor.api_format import metrics_of
 from trainermon.monitor.session.agent_process import JOURNAL_BYTES_PER_ROW, AgentProcess
 from trainermon.monitor.session.phases import StepPhases
-from trainermon.monitor.session.rank_spool import RankSpool, spool_of
+from trainermon.monitor.session.rank_spool import RankSpool, spool_of_run
 from trainermon.monitor.session.reconfigure import LiveReconfiguration
 from trainermon.monitor.session.run_files import DescribedTraining, MadePlaces, write_run_files
 from trainermon.monitor.session.script_values import ScriptValues
@@ -114,7 +114,7 @@ class AttachedRank(abc.ABC):
         self._pid = os.getpid()
         self._coordinates = coordinates
         self._config = config
-        self._made = MadePlaces(run.directory, spool_of(run, config), coordinates)
+        self._made = MadePlaces(run.directory, spool_of_run(run, config), coordinates)
         try:
             self._files = RankSpool(run, coordinates, config)
         except BaseException:  # an interrupt too leaves no empty folders; it goes on to the script

@@ -15,7 +15,7 @@ from trainermon.core.control import ControlPage
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.journal.spool_thread import CLOSE_S, SpoolThread
 from trainermon.core.outbox import Outbox
-from trainermon.core.spool import RankLock, disk_type, memory_share_bytes, open_spool, spool_root
+from trainermon.core.spool import RankLock, disk_type, memory_share_bytes, open_spool, spool_of
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates
 
@@ -37,7 +37,7 @@ class RankSpool:
     """
 
     def __init__(self, run: RunIdentity, coordinates: Coordinates, config: MonitorConfig) -> None:
-        self.directory = open_spool(run.run_id, Path(config.spool_dir) if config.spool_dir else None)
+        self.directory = open_spool(spool_of_run(run, config))
         with contextlib.ExitStack() as opened:  # closes what is open if the rest cannot be opened
             self._lock = RankLock(self.directory, coordinates.rank)
             opened.callback(self._lock.close)
@@ -68,10 +68,9 @@ class RankSpool:
             )
 
 
-def spool_of(run: RunIdentity, config: MonitorConfig) -> Path:
+def spool_of_run(run: RunIdentity, config: MonitorConfig) -> Path:
     """Return where the spool of a run is on this node; it need not exist yet."""
-    root = Path(config.spool_dir) if config.spool_dir else spool_root()
-    return root.absolute() / run.run_id
+    return spool_of(run.run_id, run.directory, Path(config.spool_dir) if config.spool_dir else None)
 
 
 def _header(run: RunIdentity, coordinates: Coordinates) -> Header:
