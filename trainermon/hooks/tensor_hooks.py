@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[], Any]:
@@ -31,3 +32,32 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[],
             grad_fn._register_hook_dict(tensor)
     hooks[id(hook)] = hook
     return functools.partial(hooks.pop, id(hook), None)
+
+
+def hook_accumulated(leaf: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Have `hook(leaf)` called whenever a backward has added to the gradient of `leaf`; return what takes it off again.
+
+    Does what `Tensor.register_post_accumulate_grad_hook` does, also where `leaf` does not require a gradient now, which
+    torch refuses: the hook is called once it does.
+    """
+    hooks: Any = leaf._post_accumulate_grad_hooks
+    if hooks is None:
+        hooks = leaf._post_accumulate_grad_hooks = OrderedDict()
+    return _put(hooks, hook)
+
+
+def hook_leaf(leaf: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
+    """Have `hook(gradient)` called whenever a gradient comes to `leaf`; return what takes it off again.
+
+    Does what `Tensor.register_hook` does, also where `leaf` does not require a gradient now.
+    """
+    hooks: Any = leaf._backward_hooks
+    if hooks is None:
+        hooks = leaf._backward_hooks = OrderedDict()
+    return _put(hooks, hook)
+
+
+def _put(hooks: dict[int, Any], hook: Callable[[Tensor], Any]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

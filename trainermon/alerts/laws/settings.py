@@ -22,6 +22,9 @@ _SELF_FINDING = 0.3
 
 _KEPT_STEPS = 4096
 
+_ENDING = 0.1
+"""A rate that has fallen to this share of its largest is that of a schedule that may end."""
+
 
 class SettingsRelation(LawRelation):
     """Judges the settings of each rank by what it showed before; base class of the laws of settings.
@@ -61,12 +64,14 @@ class InProportion(SettingsRelation):
     """Learning rates of the groups of an optimizer change by one factor, or drift apart little by little.
 
     The size is the factor of a group beside that of the others, over what it was in the last changes. Nothing is said
-    of rates of zero, of steps on which all rates rise, as in a warm-up from a common rate, and of a fall to the rate
-    of another group, which may be a floor.
+    of rates of zero, of steps on which all rates rise, as in a warm-up from a common rate, of a fall to the rate of
+    another group, which may be a floor, and of a fall from a tenth of the group's largest rate, or less: layers that
+    are frozen one after the other have schedules that end at different times.
     """
 
     def restart(self) -> None:  # noqa: D102 - as in SettingsRelation, here and below
         self._last: dict[int, Mapping[int, float]] = {}
+        self._largest: dict[tuple[int, int], float] = {}
         self._shifts: dict[tuple[int, int], deque[float]] = {}
 
     def follow(self, rank: int, step: LawStep, shown: Mapping[int, float]) -> Iterator[tuple[int, float]]:  # noqa: D102
@@ -80,7 +85,9 @@ class InProportion(SettingsRelation):
         for column, change in changes.items():
             shifts = self._shifts.setdefault((rank, column), deque([0.0], maxlen=4))
             beyond, shift = abs(change - usual) - 2 * max(shifts), abs(change - usual)
-            may_part = min(changes.values()) > 0 or _falls_to_another(column, changes, rates)
+            largest = self._largest[rank, column] = max(self._largest.get((rank, column), 0.0), last[column])
+            ends = change < 0 and last[column] <= _ENDING * largest
+            may_part = min(changes.values()) > 0 or ends or _falls_to_another(column, changes, rates)
             yield column, 1.0 if may_part else math.exp(max(beyond, 0.0))
             if shift:
                 shifts.append(shift)
@@ -159,7 +166,7 @@ class Collapse(SettingsRelation):
     def _factor(self, key: tuple[int, int], rate: float) -> float:
         last, self._last[key] = self._last.get(key, rate), rate
         largest = self._largest[key] = max(self._largest.get(key, rate), rate)
-        fell_from = self._fell_from.get(key, last if last >= 0.1 * largest else rate)
+        fell_from = self._fell_from.get(key, last if last >= _ENDING * largest else rate)
         if fell_from / rate > self.settings["factor"]:
             self._fell_from[key] = fell_from
         else:

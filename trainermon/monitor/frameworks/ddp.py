@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates
 from trainermon.hooks.guard import FaultGuard
+from trainermon.hooks.tensor_hooks import hook_accumulated
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.training import HeldParameter, TapHandle
 
+logger = logging.getLogger("trainermon")
+
 _TORCH_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+_NAMED = 5  # parameters that a message lists
+_BY_DESIGN = "expert"  # part of the names of parameters that each rank may have others of
 _ROUNDING_HOOKS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
 
 
@@ -40,47 +47,91 @@ class DdpTraining(plain.PlainTraining):
         def hook_of(index: int) -> Callable[[Tensor], None]:
             return guard.wrap(lambda parameter: None if parameter.grad is None else see(index, parameter.grad))
 
-        return [p.tensor.register_post_accumulate_grad_hook(hook_of(i)) for i, p in enumerate(self.parameters)]  # type: ignore[no-untyped-call]
+        return [hook_accumulated(p.tensor, hook_of(i)) for i, p in enumerate(self.parameters)]
 
     def is_reduced_now(self) -> bool:
         """Return, at the end of a backward, whether DDP reduced its gradients: it was outside of `no_sync()`."""
         return any(wrapper.require_backward_grad_sync for wrapper in self.wrappers)
 
 
-def recognises(chunks: Sequence[nn.Module], _optimizer: object) -> bool:
-    """Return whether the model is wrapped by DistributedDataParallel, possibly compiled around it."""
-    return any(_wrapper_of(chunk) is not None for chunk in chunks)
+def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
+    """Return whether the model is in DistributedDataParallel, possibly compiled around it, or a part of it is.
+
+    Of a part only where it is reduced over all ranks of the job: then they all hold copies of the rest, too.
+    """
+    if any(_wrapper_of(chunk) is not None for chunk in chunks):
+        return True
+    inner = _wrappers_within(chunks) if isinstance(optimizer, torch.optim.Optimizer) else []
+    return bool(inner) and all(wrapper.process_group.size() == dist.get_world_size() for wrapper in inner)
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> DdpTraining:
     """Return the training set-up of a model in DistributedDataParallel.
 
     The roots are the modules below the wrapper: their forward communicates nothing, so it can be replayed by one rank.
+    Where a part of the model alone is wrapped, they are the whole, and only the script can reduce the gradients of the
+    rest.
 
     Raises:
         AttachError: Some modules of a list are wrapped, others are not.
     """
     wrappers = [wrapper for chunk in chunks if (wrapper := _wrapper_of(chunk)) is not None]
+    if not wrappers:
+        return _partly_wrapped(chunks, optimizer, coordinates)
     if len(wrappers) < len(chunks):
         bare = next(chunk for chunk in chunks if _wrapper_of(chunk) is None)
         raise AttachError(
             f"model: found a list of DistributedDataParallel and {type(bare).__name__}, expected all of them wrapped "
             "or none: nobody reduces the gradients of what is in no wrapper; wrap it as well, or leave it out"
         )
-    inner = [wrapper.module for wrapper in wrappers]
-    ignored = {id(p) for w in wrappers for name, p in w.module.named_parameters() if name in w.parameters_to_ignore}
+    return _training(chunks[0], [wrapper.module for wrapper in wrappers], wrappers, optimizer, coordinates)
+
+
+def _partly_wrapped(
+    chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates
+) -> DdpTraining:
+    """Return the set-up of a model of which some modules are wrapped, while each rank trains a copy of the others.
+
+    Not of experts: those of each rank may be its own.
+    """
+    training = _training(chunks[0], chunks, _wrappers_within(chunks), optimizer, coordinates)
+    training.communicates = ("dp",)
+    training.parameters = tuple(
+        _alone(parameter) if i in training.reduced_by_script and _BY_DESIGN in parameter.name else parameter
+        for i, parameter in enumerate(training.parameters)
+    )
+    names = [parameter.name for i, parameter in enumerate(training.parameters) if i in training.reduced_by_script]
+    if names:
+        logger.warning(
+            "%d parameters that are trained are in no DistributedDataParallel, while other modules are: %s%s; only the "
+            "script can reduce their gradients. Their copies on all ranks are compared, except of experts",
+            len(names),
+            ", ".join(names[:_NAMED]),
+            " …" if len(names) > _NAMED else "",
+        )
+    return training
+
+
+def _training(
+    model: nn.Module,
+    roots: Sequence[nn.Module],
+    wrappers: Sequence[DistributedDataParallel],
+    optimizer: torch.optim.Optimizer,
+    coordinates: Coordinates,
+) -> DdpTraining:
+    reduced = {id(p) for w in wrappers for name, p in w.module.named_parameters() if name not in w.parameters_to_ignore}
     training = DdpTraining(
-        model=chunks[0],
-        roots=tuple(inner),
-        modules=plain.modules_of(inner),
+        model=model,
+        roots=tuple(roots),
+        modules=plain.modules_of(roots),
         parameters=[
             _compressed(parameter) if any(map(_is_lossy, wrappers)) else parameter
-            for parameter in plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0)
+            for parameter in plain.parameters_of(roots, replicated_over=("dp",), in_global_norm=coordinates.dp == 0)
         ],
         optimizer=optimizer,
     )
     training.wrappers = wrappers
-    training.reduced_by_script = frozenset(i for i, p in enumerate(training.parameters) if id(p.tensor) in ignored)
+    training.reduced_by_script = frozenset(i for i, p in enumerate(training.parameters) if id(p.tensor) not in reduced)
     training.waits_in_backward = training.device.type == "cpu"  # elsewhere the reducer waits on the device
     if training.parameters:
         plain.require_stepped(training)
@@ -100,6 +151,16 @@ def _compressed(parameter: HeldParameter) -> HeldParameter:
     """Return the parameter so that no rank's unreduced gradient is held to be a part of what all get."""
     alone = dataclasses.replace(parameter.placement, replicated_over=())
     return dataclasses.replace(parameter, placement=alone, shard=parameter.placement)
+
+
+def _alone(parameter: HeldParameter) -> HeldParameter:
+    """Return the parameter as one of which no other rank holds a copy."""
+    return dataclasses.replace(parameter, placement=dataclasses.replace(parameter.placement, replicated_over=()))
+
+
+def _wrappers_within(chunks: Sequence[nn.Module]) -> list[DistributedDataParallel]:
+    """Return the wrappers below the chunks."""
+    return [m for chunk in chunks for m in chunk.modules() if isinstance(m, DistributedDataParallel)]
 
 
 def _wrapper_of(chunk: nn.Module) -> DistributedDataParallel | None:

@@ -18,6 +18,7 @@ from trainermon.core.values import Coordinates, Placement
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
 from trainermon.hooks.replayable import Replayable
+from trainermon.hooks.tensor_hooks import hook_accumulated, hook_leaf
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
@@ -82,7 +83,7 @@ class Fsdp1Training(plain.PlainTraining):
         They are on the flat parameters and on those that FSDP does not manage.
         """
         return [
-            leaf.register_post_accumulate_grad_hook(guard.wrap(_call, reached, self.parameters[indices[0]].stage))  # type: ignore[no-untyped-call]
+            hook_accumulated(leaf, guard.wrap(_call, reached, self.parameters[indices[0]].stage))
             for leaf, indices in self._leaves()
         ]
 
@@ -92,16 +93,14 @@ class Fsdp1Training(plain.PlainTraining):
         These are post-accumulate hooks, which run inside the node that FSDP's reduction hangs behind.
         """
         return [
-            leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                guard.wrap(lambda indices, parameter: self._cut(indices, parameter.grad, see), indices)
-            )
+            hook_accumulated(leaf, guard.wrap(lambda held, parameter: self._cut(held, parameter.grad, see), indices))
             for leaf, indices in self._leaves()
         ]
 
     def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Call `see(index, gradient)` with each parameter's part of what a single backward adds; return the hooks."""
         return [
-            leaf.register_hook(guard.wrap(lambda indices, gradient: self._cut(indices, gradient, see), indices))  # type: ignore[no-untyped-call]
+            hook_leaf(leaf, guard.wrap(lambda indices, gradient: self._cut(indices, gradient, see), indices))
             for leaf, indices in self._leaves()
         ]
 

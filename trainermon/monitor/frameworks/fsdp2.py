@@ -23,6 +23,7 @@ from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
 from trainermon.hooks.patch import Patch
 from trainermon.hooks.replayable import Replayable
+from trainermon.hooks.tensor_hooks import hook_accumulated, hook_leaf
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name, is_dtensor, is_partial, local, placements_of
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
@@ -103,7 +104,7 @@ class Fsdp2Training(plain.PlainTraining):
             ]
             hooks.register(guard, group.modules, wanted)
         own = [
-            parameter.tensor.register_hook(hook_of(index))  # type: ignore[no-untyped-call]
+            hook_leaf(parameter.tensor, hook_of(index))
             for index, parameter in enumerate(self.parameters)
             if self.managed[index] is None
         ]
@@ -162,7 +163,7 @@ class Fsdp2Training(plain.PlainTraining):
     def _post_accumulate(self, guard: FaultGuard, call: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Have `call(index, parameter)` called when a parameter that FSDP does not manage got a gradient."""
         return [
-            p.tensor.register_post_accumulate_grad_hook(guard.wrap(call, index))  # type: ignore[no-untyped-call]
+            hook_accumulated(p.tensor, guard.wrap(call, index))
             for index, p in enumerate(self.parameters)
             if self.managed[index] is None
         ]

@@ -20,7 +20,8 @@ from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Placement
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
-from trainermon.monitor.frameworks.held_places import HeldPlaces, num_stepped, unstepped
+from trainermon.hooks.tensor_hooks import hook_accumulated
+from trainermon.monitor.frameworks.held_places import HeldPlaces, unstepped
 from trainermon.monitor.taps.training import (
     GradientVersion,
     HeldParameter,
@@ -30,6 +31,7 @@ from trainermon.monitor.taps.training import (
     TapHandle,
     Training,
     WatchedModule,
+    groups_of,
 )
 
 logger = logging.getLogger("trainermon")
@@ -54,7 +56,8 @@ class PlainTraining(Training):
     optimizer: torch.optim.Optimizer
     _held: HeldPlaces | None = None
     _gone: frozenset[int] = frozenset()
-    _num_stepped = -1
+    _taken_out: frozenset[int] = frozenset()
+    _groups: Sequence[object] = ()
 
     def watch_step(
         self,
@@ -93,13 +96,27 @@ class PlainTraining(Training):
         """Return whether the optimizer's `step` is running now."""
         return next(_steps_of(self.optimizer, sys._getframe()), None) is not None
 
+    def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
+        """Call `reached(stage)` whenever a backward adds to a gradient of that virtual stage; return the hooks.
+
+        They are on every parameter, as the script may train other ones from step to step.
+        """
+
+        def hook_of(stage: int) -> Callable[[Tensor], None]:
+            return guard.wrap(lambda _parameter: reached(stage))
+
+        hooks = [hook_of(stage) for stage in range(len(self.roots))]
+        held = {id(p): (p, hooks[stage]) for stage, root in enumerate(self.roots) for p in root.parameters()}
+        return [hook_accumulated(p, hook) for p, hook in held.values() if p.is_floating_point() or p.is_complex()]
+
     def gradients_are_gone(self) -> bool:
         """Return whether the script has dropped all gradients: no parameter has one.
 
         Usually looks at one parameter only; not at those that another optimizer steps.
         """
         others = self.unstepped
-        return all(p.tensor.grad is None for i, p in enumerate(self.parameters) if i not in others)
+        own = (p for i, p in enumerate(self.parameters) if i not in others)
+        return all(p.tensor.grad is None for p in (*own, *self.late))
 
     def look_for_changes(self) -> str:
         """Return, in words, which parameters were replaced, added or unfrozen since the last look; "" for none.
@@ -140,9 +157,9 @@ class PlainTraining(Training):
         return self._without_absent([parameter.tensor for parameter in self.parameters])
 
     def used_weights(self) -> list[Tensor | None]:
-        """Return by parameter the model's own tensor where the optimizer does not step it; None if it was replaced."""
+        """Return by parameter the model's own tensor where the optimizer never stepped it; None if it was replaced."""
         found = super().used_weights()
-        for i in self._gone:
+        for i in self._gone | self._taken_out:
             found[i] = None
         return found
 
@@ -151,15 +168,14 @@ class PlainTraining(Training):
         return states_of(self.optimizer, self.parameters)
 
     def _find_unstepped(self) -> None:
-        """Find out which parameters have been in no group, if the groups have changed; else 0.5 µs.
-
-        What the script takes out of a group stays: no other optimizer steps it.
-        """
-        number = num_stepped(self.optimizer) if self.keeps_parameters and not self.shows_unstepped else -1
-        if number != self._num_stepped:
+        """Find out which parameters are in no group, if the groups have changed; else 1 µs."""
+        if not self.keeps_parameters or self.shows_unstepped:
+            return
+        groups = groups_of(self.optimizer)
+        if groups != self._groups:
             now = unstepped(self.optimizer, self.parameters)
-            self.unstepped = now if self._num_stepped < 0 else now & self.unstepped
-            self._num_stepped = number
+            self._taken_out = (now - self.unstepped | self._taken_out) & now if self._groups else frozenset()
+            self.unstepped, self._groups = now, groups
 
     def _without_absent(self, found: list[Tensor | None]) -> list[Tensor | None]:
         for i in self._gone | self.unstepped if self._gone else self.unstepped:
@@ -198,7 +214,8 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
         training.final_when_accumulated, training.reads_at_entry = False, True
         logger.warning(
             "%s that reduces gradients, and there are %d ranks: gradients are read when the optimizer steps, so that "
-            "reductions by the script itself are in them, and its clipping too",
+            "reductions by the script itself are in them, and its clipping too; whether ranks hold copies of a "
+            "parameter is not known, so they are not compared",
             _unwrapped(chunks),
             coordinates.world_size,
         )

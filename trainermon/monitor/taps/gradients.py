@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import statistics
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
+from trainermon.hooks.tensor_hooks import hook_accumulated
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.loop.lost_gradients import LostGradients
 from trainermon.monitor.taps.micro_steps import MicroSteps
@@ -21,7 +23,7 @@ logger = logging.getLogger("trainermon")
 
 NOT_CHOSEN = -1
 REPLACED = 0.5  # for how often a gradient was written to: clipping is a whole number of writes
-_NONE = type(None)
+_NONE, _NEEDS_GRADIENT = type(None), operator.attrgetter("tensor.requires_grad")
 CHANGED = (
     "the script changes gradients between the last backward and the optimizer's step otherwise than by clipping all: "
     "grad_reduced, and the norm that is made of it, show them as the backward left them, gradient_at_step as the "
@@ -73,11 +75,9 @@ class GradientTaps:
         self._reduced = [NOT_CHOSEN] * len(parameters)
         self._unreduced = [NOT_CHOSEN] * len(parameters)
         training.look_for_changes()  # finds out what the optimizer does not step
-        self._without_series = {*indices} & training.unstepped
+        self._without_series = {*indices}
         self._late = training.reduced_by_script
         for i in indices:
-            if i not in self._without_series:
-                self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
             self._unreduced[i] = table.id_of(parameters[i].key(Kind.GRAD_UNREDUCED), parameters[i].placement)
         self._takes_all = len(indices) == len(parameters)
         self._accumulated_s = self._waited_s = 0.0
@@ -182,7 +182,8 @@ class GradientTaps:
         if self._taken_when_final and self._others_hook():
             self._taken_when_final.clear()  # they may have changed it since
         if self._without_series:
-            self._number_stepped()
+            self._number_trained()
+        gradients = self._of_trained(gradients)
         reduced, unreduced = self._reduced, self._unreduced
         missing: frozenset[int] = frozenset()
         if not self._takes_all or self._taken_when_final or _NONE in {*map(type, gradients)}:
@@ -190,7 +191,7 @@ class GradientTaps:
             if len(present) + len(self._taken_when_final) < len(self._indices):
                 missing = frozenset(i for i in self._indices if gradients[i] is None)
             if not present:
-                self._is_taken = bool(self._taken_when_final)
+                self._is_taken = self._take_late() or bool(self._taken_when_final)
                 return self._is_taken
             reduced, unreduced = [reduced[i] for i in present], [unreduced[i] for i in present]
             gradients = [gradients[i] for i in present]
@@ -206,19 +207,35 @@ class GradientTaps:
         """Return those that only the script can reduce, or the others; None in the places of the rest."""
         return [gradient if (i in self._late) is late else None for i, gradient in enumerate(gradients)]
 
-    def _take_late(self) -> None:
-        """Take the gradients of what is trained only since the parameters were listed; nothing if some are left out."""
-        for held in self._training.late if self._takes_all else ():
-            if held.tensor.grad is not None:
-                series = self._collector.table.id_of(held.key(Kind.GRAD_REDUCED), held.placement)
-                self._collector.take((series,), (held.tensor.grad,))
+    def _take_late(self) -> bool:
+        """Take the gradients of what is trained only since the parameters were listed; nothing if some are left out.
 
-    def _number_stepped(self) -> None:
-        """Give a series to the gradients of parameters that the optimizer has been given meanwhile."""
+        Returns whether there are any.
+        """
+        late = [held for held in self._training.late if self._takes_all and held.tensor.grad is not None]
+        late = [held for held in late if held.tensor.requires_grad]
+        for held in late:
+            series = self._collector.table.id_of(held.key(Kind.GRAD_REDUCED), held.placement)
+            self._collector.take((series,), (held.tensor.grad,))
+        return bool(late)
+
+    def _number_trained(self) -> None:
+        """Give a series to the gradients of parameters that are trained for the first time.
+
+        What is frozen, or stepped by another optimizer, has none, so that nobody misses its gradient.
+        """
         for i in self._without_series - self._training.unstepped:
             parameter = self._training.parameters[i]
-            self._reduced[i] = self._collector.table.id_of(parameter.key(Kind.GRAD_REDUCED), parameter.owned)
-        self._without_series &= self._training.unstepped
+            if parameter.tensor.requires_grad:
+                self._reduced[i] = self._collector.table.id_of(parameter.key(Kind.GRAD_REDUCED), parameter.owned)
+        self._without_series = {i for i in self._without_series if self._reduced[i] == NOT_CHOSEN}
+
+    def _of_trained(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return the gradients without those that were left behind in parameters that are frozen now."""
+        held = self._training.parameters
+        if False not in map(_NEEDS_GRADIENT, held):
+            return gradients
+        return [gradient if held[i].tensor.requires_grad else None for i, gradient in enumerate(gradients)]
 
     def _take_written(self, *, is_clipped: bool) -> None:
         before, self._versions = self._versions, []
@@ -250,7 +267,7 @@ class GradientTaps:
     def _watch_final(self) -> list[TapHandle]:
         parameters = self._training.parameters
         return [
-            parameters[i].tensor.register_post_accumulate_grad_hook(self._guard.wrap(self._final, i))  # type: ignore[no-untyped-call]
+            hook_accumulated(parameters[i].tensor, self._guard.wrap(self._final, i))
             for i in self._indices
             if _dense_bytes(parameters[i].tensor) >= WORTH_A_HOOK_BYTES
         ]
@@ -266,6 +283,8 @@ class GradientTaps:
     def _final(self, index: int, parameter: nn.Parameter) -> None:
         if self._steps.muted or parameter.grad is None or not self._is_last(index) or self._is_foreign(index):
             return
+        if self._without_series:
+            self._number_trained()
         row = self._collector.take((self._reduced[index],), (parameter.grad,))
         self._collector.share(self._unreduced[index], row, parameter.grad)
         if row >= 0:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.hooks.replayable import Replayable
+from trainermon.hooks.tensor_hooks import hook_accumulated, hook_leaf
 
 GradientVersion = tuple[weakref.ref[Tensor] | None, int]
 """A gradient, which need not live on, and a number that is higher after each write to it; (None, 0) for none."""
@@ -127,7 +128,7 @@ class Training(abc.ABC):
         model: The model as the training loop calls it; the first of its stages.
         roots: One module per virtual pipeline stage, below any wrapper that communicates.
         modules: Every module below the roots, in definition order.
-        parameters: Every parameter that requires a gradient.
+        parameters: Every parameter that required a gradient when they were listed; it may be frozen since.
         optimizer: The outer optimizer: the one whose step ends a training step.
         keeps_parameters: The model holds the same parameters before and after a step, unless the script changes them.
         reads_at_entry: Reduced gradients are final at the entry of the outer step, unclipped. False: at the end of the
@@ -254,7 +255,7 @@ class Training(abc.ABC):
             return guard.wrap(lambda _parameter: reached(stage))
 
         hooks = {stage: hook_of(stage) for stage in {p.stage for p in self.parameters}}
-        return [p.tensor.register_post_accumulate_grad_hook(hooks[p.stage]) for p in self.parameters]  # type: ignore[no-untyped-call]
+        return [hook_accumulated(p.tensor, hooks[p.stage]) for p in self.parameters]
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Call `see(index, gradient)` with the gradient that this rank accumulated, before it is reduced over ranks.
@@ -271,7 +272,7 @@ class Training(abc.ABC):
         def hook_of(index: int) -> Callable[[Tensor], None]:
             return guard.wrap(lambda gradient: None if gradient is None else see(index, gradient))
 
-        return [p.tensor.register_hook(hook_of(index)) for index, p in enumerate(self.parameters)]  # type: ignore[no-untyped-call]
+        return [hook_leaf(p.tensor, hook_of(index)) for index, p in enumerate(self.parameters)]
 
     def is_reduced_now(self) -> bool:
         """Return, at the end of a backward, whether its gradients were reduced over ranks."""
@@ -350,6 +351,12 @@ class Training(abc.ABC):
         """Return what is set for each parameter group, by torch's names of it."""
         found: Sequence[Mapping[str, Any]] = self.optimizer.param_groups
         return found
+
+
+def groups_of(optimizer: Any) -> list[tuple[int, ...]]:
+    """Return what is another list, in all likelihood, once other parameters are in the groups of a torch optimizer."""
+    held = [group["params"] for group in optimizer.param_groups]
+    return [(id(params), len(params), *map(id, params[:1]), *map(id, params[-1:])) for params in held]
 
 
 def _is_same(own: Tensor, stepped: Tensor | None) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 from trainermon.core.catalogue import GRADIENT_KEPT
 from trainermon.core.values import Kind
 from trainermon.hooks.guard import FaultGuard
+from trainermon.hooks.tensor_hooks import hook_leaf
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import TapHandle, Training
@@ -42,7 +43,7 @@ class KeptGradients:
         """Hook the parameter's gradient before it is added to `.grad`."""
         if self._parameter is not None and self._training.counts_writes:
             tensor = self._training.parameters[self._parameter].tensor
-            self._handle = tensor.register_hook(self._guard.wrap(self._found))  # type: ignore[no-untyped-call]
+            self._handle = hook_leaf(tensor, self._guard.wrap(self._found))
 
     def detach(self) -> None:
         """Remove the hook."""
@@ -60,7 +61,7 @@ class KeptGradients:
         self._was_kept, self._is_first = self._is_kept and not self._is_first, True
 
     def _found(self, _added: Tensor) -> None:
-        if self._steps.muted or self._parameter is None:
+        if self._steps.muted or self._parameter is None or self._parameter in self._training.unstepped:
             return
         held = self._training.parameters[self._parameter]
         gradient = held.tensor.grad

@@ -11,7 +11,7 @@ from torch import Tensor
 from trainermon.core.catalogue import NOT_HELD, NOT_STEPPED
 from trainermon.core.values import Kind
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.training import Training
+from trainermon.monitor.taps.training import Training, groups_of
 
 _ASKED_AFTER = 10  # steps: by then another optimizer has made one
 
@@ -38,7 +38,8 @@ class LeftOut:
     def __init__(self, training: Training, collector: Collector) -> None:
         self._training = training
         self._collector = collector
-        self._seen: tuple[int, Mapping[int, Tensor | None]] = (-1, {})
+        self._seen: tuple[object, Mapping[int, Tensor | None]] = ((), {})
+        self._stepped: set[int] = set()  # ids of what has been in a group
         self._not_held: frozenset[int] = frozenset()
         self._missing: dict[int, int] = {}  # how often each was written to, when that was found
         self._num_still: dict[int, int] = {}
@@ -48,11 +49,14 @@ class LeftOut:
 
     def step_ended(self) -> None:
         """Look at what the optimizer holds; call it at the exit of its step, where gradients still are there."""
-        groups = getattr(self._training.optimizer, "param_groups", ())
-        number, successors = sum(len(group["params"]) for group in groups), self._training.successors
-        if number != self._seen[0] or successors is not self._seen[1]:
-            self._seen = number, successors
+        groups, successors = groups_of(self._training.optimizer), self._training.successors
+        if groups != self._seen[0] or successors is not self._seen[1]:
+            is_first, self._seen = not self._seen[0], (groups, successors)
+            before = [*self._missing]
             self._find()
+            if not is_first and NOT_STEPPED in self._told:  # they may take turns: what is left out is counted anew
+                self._put(NOT_STEPPED, dict.fromkeys((*before, *self._missing), 0))
+                return
         if self._missing:
             self._follow()
 
@@ -63,6 +67,9 @@ class LeftOut:
         missing = {i: p for i, p in trained.items() if id(p) not in stepped}
         own = {id(p) for root in self._training.roots for p in root.parameters()}
         foreign = [p for number, p in stepped.items() if number not in own]
+        self._stepped |= {*stepped}
+        if not foreign:  # what was in a group, and was taken out, has its turn at other times
+            missing = {i: p for i, p in missing.items() if id(p) not in self._stepped}
         watched = {id(p.tensor) for p in self._training.parameters}  # what was replaced may keep its last gradient
         if len(missing) == len(trained) or any(p.grad is not None and id(p) not in watched for p in foreign):
             missing = {}
