@@ -50,6 +50,7 @@ def spool_named(path: Path) -> Path:
 
 
 def only_spool(root: Path) -> Path:
-    """Return the spool directory of the only run below `root`."""
-    (spool,) = [path for path in root.iterdir() if path.is_dir()]
+    """Return the spool directory of the only run below `root`, where its output may lie as well."""
+    found = [path for path in root.iterdir() if path.is_dir()]
+    (spool,) = [path for path in found if re.fullmatch(r".*-[0-9a-f]{12}", path.name)] or found
     return spool

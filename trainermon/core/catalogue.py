@@ -73,6 +73,10 @@ NOT_STEPPED = "not_stepped"
 """`Kind.STATE`, a slot: on how many collected steps a parameter of no group had a gradient, while nothing wrote to it;
 rows where there is one, 0 of the others."""
 
+FROZEN_MOVED = "frozen_moved"
+"""`Kind.STATE`, a slot: on how many looks in a row a parameter that requires no gradient was stepped or shrunk all the
+same; rows of some of them, on the step behind those on which checksums are due."""
+
 ROLLOUT_SERIES = (
     *("rl_mean_abs", "rl_p99_abs", "rl_max_abs", "rl_probability_mean_abs", "rl_probability_max_abs", "rl_k1", "rl_k3"),
     *("rl_chi2_token", "rl_ratio", "rl_ratio_z", "rl_ess", "rl_outside_tenth", "rl_outside_half"),
@@ -121,6 +125,10 @@ ACCELERATOR_SERIES = (
 STEP_REPEATED = "step_repeated"
 """`Kind.STEP`: a row where the optimizer steps once more with the gradients of the step before; how often so far."""
 
+CLIPPED_LATE = "clipped_late"
+"""`Kind.STEP`: a row where gradients were written to after the optimizer's step had used them, and dropped: on how many
+steps so far they were smaller then."""
+
 EVAL_MODE_SERIES = "eval_mode"
 """`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
 
@@ -146,7 +154,7 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it; "
         "`gradient_kept`, one that nothing has cleared since the step before; `gradient_lost`, for how many steps a "
         "parameter has had none any more whose module runs; `not_held` and `not_stepped`, which parameters the "
-        "optimizer does not step.",
+        "optimizer does not step; `frozen_moved`, frozen ones that it steps.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
         Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",

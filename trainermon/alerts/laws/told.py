@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
-from trainermon.core.catalogue import GRADIENT_LOST, NOT_HELD, NOT_STEPPED, STEP_REPEATED
+from trainermon.core.catalogue import CLIPPED_LATE, FROZEN_MOVED, GRADIENT_LOST, NOT_HELD, NOT_STEPPED, STEP_REPEATED
 from trainermon.core.derived import SUM
 from trainermon.core.values import Kind
 
@@ -96,6 +96,28 @@ TOLD: tuple[Law, ...] = (
         look_at="optimizer.param_groups against model.named_parameters()",
     ),
     Law(
+        name="frozen-rests",
+        sentence="A parameter that requires no gradient is not stepped, nor shrunk.",
+        broken="Frozen parameters go on changing",
+        rows=(Kind.STATE,),
+        phase="optimizer",
+        names=(f"*.{FROZEN_MOVED}",),
+        relation=partial(Told, name=FROZEN_MOVED),
+        settings={"steps": 1},
+        tolerance="none for what the optimizer steps; a unit in the last place of the type for a common factor",
+        exceptions=(
+            "what is written to them otherwise: averages of other weights, target networks, statistics, code books",
+            "16 of them are looked at, on the steps on which checksums are due",
+            "sharded parameters, and those of Megatron and DeepSpeed",
+        ),
+        causes=(
+            "they were frozen with a gradient left in them, if only zeros, as of zero_grad(set_to_none=False): the "
+            "optimizer's momentum and weight decay go on",
+            "the script decays all parameters by hand, the frozen ones, too",
+        ),
+        look_at="`.grad` of these parameters: set it to None, or take them out of the optimizer's groups",
+    ),
+    Law(
         name="once",
         sentence="The optimizer steps once with the gradients of a backward.",
         broken="The optimizer stepped more than once with the same gradients",
@@ -114,5 +136,28 @@ TOLD: tuple[Law, ...] = (
             "the step stands in two branches of the loop, as at the end of an accumulation and after it",
         ),
         look_at="who calls optimizer.step(): each step is as long as two, and counted twice by schedulers and by Adam",
+    ),
+    Law(
+        name="clipped-in-time",
+        sentence="Gradients are clipped before the optimizer uses them.",
+        broken="Gradients were clipped after the optimizer had used them, which has no effect",
+        is_of_the_whole=True,
+        rows=(Kind.STEP,),
+        phase="optimizer",
+        names=(CLIPPED_LATE,),
+        relation=partial(Told, name=CLIPPED_LATE, kind=Kind.STEP),
+        settings={"steps": 2},
+        tolerance="a thousandth of the norm of a few small gradients",
+        exceptions=(
+            "limits that are not reached, or infinite, as to have the norm told",
+            "gradients that are kept for the next backward, or are cleared in place before the next forward",
+            "steps with a loss scaler in the script, gradients in buffers of a framework, sharded ones, and trainings "
+            "of which not every step is collected",
+        ),
+        causes=(
+            "clip_grad_norm_ or clip_grad_value_ stands behind optimizer.step()",
+            "a trainer or a callback steps before the loop clips",
+        ),
+        look_at="the order of backward, clipping and step: the step has used gradients that were not clipped",
     ),
 )

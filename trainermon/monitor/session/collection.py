@@ -25,7 +25,9 @@ from trainermon.monitor.taps.compiled_regions import CompiledRegions
 from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.histograms import ChosenHistograms
+from trainermon.monitor.taps.loop.frozen_moves import FrozenMoves
 from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
+from trainermon.monitor.taps.loop.late_clipping import LateClipping
 from trainermon.monitor.taps.loop.left_out import LeftOut
 from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
@@ -86,6 +88,7 @@ class TapCollection:
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._kept = KeptGradients(training, collector, steps, guard)
         self._left_out = LeftOut(training, collector)
+        self._frozen_moves = FrozenMoves(training, collector, _rarely(config))
         self._module_settings = ModuleSettings(training, collector)
         self._repeated = RepeatedSteps(training, collector, steps)
         self._modules = ModuleTaps(modules, collector, steps, guard)
@@ -96,6 +99,7 @@ class TapCollection:
         self._buffers = BufferTaps(training, collector, _rarely(config))
         self._checksums = ChecksumTaps(training, indices, collector, _rarely(config))
         self._values = StepValues(training, collector)
+        self._late_clipping = LateClipping(training, collector, steps, self._values)
         self._signs = None if config.gradient_signs.level is None else context.signs(config.gradient_signs)
         chosen_histograms = ChosenHistograms(
             config.histograms,
@@ -136,6 +140,7 @@ class TapCollection:
         """Remove all hooks of the taps."""
         self.gradients.detach()
         self._kept.detach()
+        self._late_clipping.detach()
         self._modules.detach()
         self._regions.detach()
         self._features.detach()
@@ -156,6 +161,7 @@ class TapCollection:
 
     def forward_begins(self, step: int) -> None:
         """Read the buffers that the first forward of a step is about to use; called when any forward of it begins."""
+        self._late_clipping.forward_begins()
         self._buffers.forward_begins(step)
         self._modules.reads_recomputed = self._recomputed.include(step)
 
@@ -184,6 +190,7 @@ class TapCollection:
         steps = self._context.steps
         num_missing = steps.expected - steps.backward if steps.has_backward else 0
         self._values.at_entry(is_scaled=is_scaled, num_missing=num_missing)
+        self._late_clipping.at_entry()
         self._checksums.at_entry(step)
         if self._config.param_distribution:
             self._parameters.at_entry()
@@ -194,6 +201,7 @@ class TapCollection:
         if self._config.wg_distribution:
             self.gradients.complete(is_clipped=self._values.is_clipped)
             self._repeated.at_entry()
+            self._frozen_moves.at_entry(step)
         if self._signs is not None:
             self._signs.at_entry(step)
 
@@ -208,10 +216,12 @@ class TapCollection:
         if self._config.xy_distribution:
             self._regions.step_ended(self._modules.num_seen, self._modules.called_outside)
         self._values.at_exit(outcome)
+        self._late_clipping.step_ended()
         self._module_settings.step_ended()
         self._kept.step_ended()
         if self._config.wg_distribution:
             self._left_out.step_ended()
+            self._frozen_moves.step_ended()
             self._repeated.step_ended()
         if self._features.are_any:
             self._features.at_exit()

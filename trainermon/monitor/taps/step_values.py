@@ -49,6 +49,7 @@ class StepValues:
 
     Attributes:
         is_clipped: Whether clipping may explain what the probe has become, as far as the host knows.
+        used: The gradients of the probe that the step uses, by parameter, and their norm; None where not known.
     """
 
     def __init__(self, training: Training, collector: Collector) -> None:
@@ -67,6 +68,7 @@ class StepValues:
         self._num_missing: int | None = None
         self._settings = GroupSettings()
         self.is_clipped = True
+        self.used: tuple[dict[int, Tensor], Tensor | float] | None = None
         self._series: dict[tuple[str, str], int] = {}
 
     def at_backward_end(self, gradients: Sequence[Tensor | None], series: Sequence[int] = ()) -> None:
@@ -80,7 +82,7 @@ class StepValues:
         """
         found = self._find(self._by_size, gradients)
         read = self._collector.norm([series[i] for i in found]) if series and self._is_on_host else None
-        self._probe = (found, self._norm(found) if read is None else read) if found else None
+        self._probe = (found, self.norm_of(found) if read is None else read) if found else None
 
     def at_entry(self, *, is_scaled: bool, num_missing: int = 0) -> None:
         """Compute that norm again at the entry of the optimizer step, to measure by what factor the script has clipped.
@@ -88,7 +90,7 @@ class StepValues:
         Not where `is_scaled`: a loss scaler has changed the gradients too. `num_missing`: how many backwards fewer
         there were than the script has said.
         """
-        self._ratio, self.is_clipped = None, True
+        self._ratio, self.is_clipped, self.used = None, True, None
         if num_missing > 0 or self._num_missing is not None:
             self._num_missing = max(0, num_missing)
         if self._probe is not None and not is_scaled:
@@ -97,7 +99,8 @@ class StepValues:
             is_same = all(map(operator.is_, map(gradients.__getitem__, found), found.values()))
             now = found if is_same else self._find([*found], gradients)
             if now.keys() == found.keys():
-                after = self._norm(now)
+                after = self.norm_of(now)
+                self.used = now, after
                 self._ratio, self.is_clipped = _quotient(after, before), _may_be_clipped(after, before)
         self._probe = None
 
@@ -142,7 +145,7 @@ class StepValues:
                     break
         return found
 
-    def _norm(self, found: dict[int, Tensor]) -> Tensor | float:
+    def norm_of(self, found: dict[int, Tensor]) -> Tensor | float:
         """Return the norm of all these gradients together; a number where they are on the host."""
         tensors = [*found.values()]
         if self._is_on_host:
