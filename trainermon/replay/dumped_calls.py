@@ -25,7 +25,7 @@ from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.fused import COMPOSITIONS
 from trainermon.core.errors import DumpError
 from trainermon.dump.facts.generator_states import GENERATOR
-from trainermon.dump.files.reader import load_raw, split_key, well_formed
+from trainermon.dump.files.reader import DAMAGED_ENTRY, load_raw, split_key, well_formed_entry
 from trainermon.dump.files.records import EXTRA, FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.replay.dumped_modules import DumpedModule, module_call, module_result
 from trainermon.replay.dumped_values import MAX_RATIO, FormDecoder
@@ -231,11 +231,11 @@ def rebuild(
     if not isinstance(value, dict):
         raise DumpError(f"{directory} has no entry {entry.key}")
     decode = FormDecoder(directory / TENSOR_FOLDER, tensors)
-    with well_formed(directory):
-        args, kwargs = list(decode(value.get("input_args", []))), dict(decode(value.get("input_kwargs", {})))
+    with well_formed_entry():
+        args, kwargs = _arguments(value, decode)
         result = decode(value.get("output")) if tensors is None else None
     if entry.key.startswith("Module."):
-        with well_formed(directory):
+        with well_formed_entry():
             module = _module(entry.class_name, args, kwargs, value, decode)
         call = module_call(module)
         _refuse_large(call, result)
@@ -254,6 +254,14 @@ def rebuild(
     _refuse_large(called, result)
     generator = None if tensors is not None else _generator(value.get(EXTRA, {}).get(GENERATOR), decode)
     return DumpedCall(entry.function.removeprefix("torch.") or name, called, result, generator)
+
+
+def _arguments(value: Mapping[str, Any], decode: FormDecoder) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = value.get("input_args", []), value.get("input_kwargs", {})
+    for found, kind in ((args, list), (kwargs, dict)):
+        if not isinstance(found, kind):
+            raise TypeError(f"found {type(found).__name__} in place of its arguments, expected {kind.__name__}")
+    return decode(args), {name: decode(item) for name, item in kwargs.items()}
 
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
@@ -307,7 +315,7 @@ def load_form(directory: Path, form: Mapping[str, Any]) -> Tensor:
     """
     found = load_value(directory, form)
     if not isinstance(found, Tensor):
-        raise DumpError("expected a tensor, found something else: the dump is damaged")
+        raise DumpError(f"{DAMAGED_ENTRY}: expected a tensor, found something else")
     return found
 
 
@@ -317,7 +325,7 @@ def load_value(directory: Path, form: Any) -> Any:
     Raises:
         DumpError: A tensor was not dumped, or cannot be read; or it is of a type that cannot be given again.
     """
-    with well_formed(directory):
+    with well_formed_entry():
         return FormDecoder(directory / TENSOR_FOLDER)(form)
 
 

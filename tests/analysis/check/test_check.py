@@ -358,13 +358,27 @@ def test_a_gate_needs_something_that_was_judged(tmp_path, capsys):
         assert headline.endswith("are right; 1 more could not be read")
 
 
-@pytest.mark.parametrize("entry", [None, [1, 2], "lost"])
+NESTED = json.loads("[" * 400 + "]" * 400)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        [1, 2],
+        "lost",
+        {"input_args": NESTED},
+        {"input_args": "lost"},
+        {"input_args": [{"type": "slice", "value": 5}]},
+        {"input_kwargs": [1]},
+    ],
+)
 def test_an_entry_that_cannot_be_read_is_counted_and_is_no_pass(tmp_path, capsys, entry):
     directory = recorded(tmp_path, lambda: (torch.ones(3) * 2, torch.ones(3).exp()))
     path = directory / "dump.json"
     data = json.loads(path.read_text())
     (key,) = [key for key in data["data"] if "exp" in key]
-    data["data"][key] = entry
+    data["data"][key] = data["data"][key] | entry if isinstance(entry, dict) else entry
     path.write_text(json.dumps(data))
 
     assert main(["check", "run", str(directory), "--exit-code"]) == 4

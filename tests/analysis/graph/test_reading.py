@@ -13,6 +13,7 @@ from trainermon.analysis.graph import entries
 from trainermon.analysis.graph.entries import read_entries, read_entry
 from trainermon.analysis.graph.tree import GraphKind, read_tree
 from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import read_dump
 
 RECORDED = Path(__file__).parents[1] / "compare" / "recorded"
 SOUND = RECORDED / "sound" / "step0" / "rank0"
@@ -30,6 +31,22 @@ def test_an_entry_is_read_again_from_where_it_stands(layout, tmp_path):
 
     assert {entry.key: entry.value for entry in found} == data
     assert all(read_entry(path, entry.start, entry.length) == data[entry.key] for entry in found)
+
+
+@pytest.mark.parametrize("read", [read_entries, lambda folder: read_dump(folder).entries])
+@pytest.mark.parametrize("name", ["dump.json", "dump.partial.jsonl"])
+def test_an_integer_of_more_digits_than_python_reads_hides_no_entry(tmp_path, read, name):
+    keys = [f"Torch.abs.{number}.forward" for number in range(3)]
+    data = {key: {"input_args": [{"type": "int", "value": "HUGE"}], "output": []} for key in keys}
+    texts = {
+        "dump.json": json.dumps({"task": "tensor", "data": data}),
+        "dump.partial.jsonl": "".join(json.dumps({"key": key, "value": data[key]}) + "\n" for key in keys),
+    }
+    (tmp_path / name).write_text(texts[name].replace('"HUGE"', "1" + "0" * 5000))
+
+    found = list(read(tmp_path))
+
+    assert [one.key for one in found] == keys
 
 
 words = st.sampled_from(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -150,7 +151,17 @@ def test_a_damaged_call_is_refused(dump, tmp_path, capsys):
     (tmp_path / "dump.json").write_text(json.dumps(whole))
 
     assert main(["script", str(tmp_path), "Functional.linear.0"]) == 1
-    assert "is not laid out as a dump" in capsys.readouterr().err
+    assert "Functional.linear.0.forward: its entry is damaged" in capsys.readouterr().err
+
+
+def test_a_call_that_torch_refuses_is_told_in_a_line(dump, tmp_path, capsys):
+    shutil.copytree(dump, tmp_path / "dump")
+    whole = json.loads((dump / "dump.json").read_text())
+    whole["data"]["Functional.linear.0.forward"]["input_kwargs"] = {"bias": 3}
+    (tmp_path / "dump" / "dump.json").write_text(json.dumps(whole))
+
+    assert main(["script", str(tmp_path / "dump"), "Functional.linear.0"]) == 1
+    assert "the call cannot be made on cpu: linear()" in capsys.readouterr().err
 
 
 def test_files_are_the_users_own(dump, tmp_path):

@@ -44,7 +44,9 @@ _STYLES = (
 def parts_of(secret: str) -> list[str]:
     """Return what alone is of use of a secret: of an address its password, of a command's words those that are long."""
     user = re.search(r"(?<=:)[^:]*(?=@)", secret)
-    after = re.search(r"(?:key=|sig=|-u \w+:|password |services/|webhooks/)([^&\s]+)", secret)
+    after = re.search(
+        r"(?:key=|sig=|-u \w+:|(?:password|passphrase) (?:is |was )?|services/|webhooks/|-p ?|-a )([^&\s]+)", secret
+    )
     return [user[0] if user and "//" not in user[0] else after[1] if after else line for line in secret.splitlines()]
 
 
@@ -87,6 +89,9 @@ LOOKS = st.one_of(
     _looks(r"key=([0-9a-f]{32}|[0-9a-f]{64}|[A-Za-z0-9+/]{43}=)"),
     _looks(r"https://example\.com/o\?sv=1&sig=[A-Za-z0-9]{43}%3D"),
     _looks(r"curl -u [a-z]{3,8}:[a-z]{4,8}[0-9] https://example\.com"),
+    _looks(r"(mysql|mysqldump -h db|mariadb) -u root -p[a-z]{4,8}[0-9] data"),
+    _looks(r"(sshpass -p ?|redis-cli -h db -a |docker login -u me -p )[a-z]{4,8}[0-9] x"),
+    _looks(r"(with|the|wrong) (password|passphrase) (is |was )?[a-z]{4,8}[0-9]"),
     _looks(r"machine example\.com login [a-z]{3,8} password [a-z]{4,8}[0-9]"),
 )
 """Secrets that are known without a name: tokens of services, keys, addresses with a user, commands with a password."""
@@ -115,6 +120,8 @@ ORDINARY = (
     "commit = 'cf30153c4c131c8164ee7798e5022d810682e2cb'",
     "'''Args:\n    key: bfloat16\n    cls_token: If `True`, a row is put first.\n    token: the one that follows\n'''",
     "loss = criterion(logits, labels) * passes / 1000",
+    "ssh -p 2222 host; docker run -p 8080:80 image; mysql --protocol=tcp -u root data",
+    "password authentication failed for user 'root'; the password is wrong, 'x' was expected",
 )
 """Lines that must stay as they are, whatever they have in common with secrets."""
 TEXTS_AROUND = (

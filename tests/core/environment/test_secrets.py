@@ -183,6 +183,7 @@ def test_with_a_key_equal_secrets_can_be_told_and_nothing_else():
         '{{"password": "{}"}}',
         "Server=db;Password={};Timeout=3",
         "mysql --password={}",
+        "the password '{}' is refused",
         "ssh node 'train --hub-token {} --lr 1'",
     ],
 )

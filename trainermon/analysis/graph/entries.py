@@ -11,13 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from trainermon.core.errors import DumpError
-from trainermon.dump.files.reader import well_formed
+from trainermon.dump.files.reader import parse_json, read_integer, well_formed
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
-
-try:
-    from orjson import loads as _loads
-except ImportError:  # the extra `compare` brings it; it needs a third of the time
-    _loads = json.loads  # type: ignore[assignment]  # it takes more than is passed here
 
 _DATA = "data"
 # Each begins with letters that are found fast, and ends before the value.
@@ -27,7 +22,7 @@ _COLON = b" \t\n\r:"
 _BEHIND = set(",:}] \t\n\r")
 """What may stand behind a value: what has been read of a number may be one, too."""
 _gap = re.compile(r"[ \t\n\r]*[,:{]?[ \t\n\r]*").match
-_decode = json.JSONDecoder().raw_decode
+_decode = json.JSONDecoder(parse_int=read_integer).raw_decode
 _new = tuple.__new__  # what the constructor of a named tuple comes to, in a third of the time
 _PIECE = 4 << 20
 """A file is read in pieces of so many bytes; of more only where one entry has more."""
@@ -88,7 +83,7 @@ def read_entries_at(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[d
         for start, length in places:
             file.seek(start)
             try:
-                value = json.loads(file.read(length))
+                value = parse_json(file.read(length))
             except ValueError as error:
                 raise DumpError(
                     f"{path} has no entry at byte {start} ({error}): it has changed since it was read"
@@ -123,7 +118,7 @@ def _between_keys(file: BinaryIO, start: int) -> Generator[PlacedEntry, None, in
                 return start + done
             entry = text[begin:following].rstrip(_BLANK).removesuffix(b",").rstrip(_BLANK)
             try:
-                key, value = _parse(text[key_begin:begin].rstrip(_COLON)), _parse(entry)
+                key, value = parse_json(text[key_begin:begin].rstrip(_COLON)), parse_json(entry)
             except (ValueError, RecursionError):
                 return start + done
             yield _new(PlacedEntry, (key, value, start + begin, len(entry)))
@@ -137,14 +132,6 @@ def _likely_keys(text: bytes) -> list[tuple[int, int]]:
     """Return where keys of calls seem to begin, and their values, in order."""
     ends = (found for ending in _KEY_ENDS for found in ending.finditer(text))
     return sorted((text.rfind(b'"', 0, found.start()), found.end()) for found in ends)
-
-
-def _parse(text: bytes) -> Any:
-    """Return what JSON stands for; orjson knows no NaN and no Infinity."""
-    try:
-        return _loads(text)
-    except ValueError:
-        return json.loads(text)
 
 
 def _parsed_from(file: BinaryIO, start: int) -> Iterator[PlacedEntry]:
@@ -249,7 +236,7 @@ def _lines_of(path: Path) -> Iterator[PlacedEntry]:
     with path.open("rb") as file:
         for line in file:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except (ValueError, RecursionError):
                 return
             match record:

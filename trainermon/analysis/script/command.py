@@ -152,6 +152,8 @@ def _recorded(directory: Path, key: str, seed: int | None = None) -> ReproducedC
         dumped = rebuild(*given) if seed is None else rebuild_random(*given, seed)
     except UnknownModuleError as error:
         raise DumpError(f"{entry.key}: {error}; {_instead(raw, entry)}") from error
+    except DumpError as error:
+        raise DumpError(f"{entry.key}: {error}") from error
     operator = f"{entry.class_name}.{entry.module}" if dumped.call.is_custom else ""
     return ReproducedCall(
         key=entry.key,
@@ -216,7 +218,7 @@ def _judged_gradients(product: VectorProduct, gradients: Sequence[Tensor]) -> li
 def _gradients(product: VectorProduct, device: str) -> list[Tensor]:
     try:
         return gradients_on(product.backward, device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except Exception as error:  # torch raises anything at arguments that a dump says
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"the backward cannot be run on {device}: {why}") from error
 
@@ -224,10 +226,11 @@ def _gradients(product: VectorProduct, device: str) -> list[Tensor]:
 def _judged(name: str, call: OperationCall, device: str) -> list[Judgement]:
     """Return the verdicts on what `device` gives for the call now."""
     try:
-        return judge_call(name, call, call_on(call, device))
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        result = call_on(call, device)
+    except Exception as error:  # torch raises anything at arguments that a dump says
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"the call cannot be made on {device}: {why}") from error
+    return judge_call(name, call, result)
 
 
 def _said(judgements: Sequence[Judgement]) -> str:

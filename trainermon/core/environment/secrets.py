@@ -60,8 +60,17 @@ _PEM = re.compile(r"-----BEGIN [^-]*-----.*?(-----END [^-]*-----|\Z)", re.DOTALL
 _USER_OF_URL = re.compile(r"(?<=://)(?:[^/\s'\"]+|[^/\s'\":@]+:(?!\d+/)[^\s'\"@]{1,99})(?=@)")
 _WEBHOOK = re.compile(r"(?<=://)(?:hooks\.|[\w.-]+/api/webhooks/|[\w.-]+/webhookb2/)[^\s'\"<>]+")  # who has it can post
 _USER = re.compile(
-    r"(?P<head>(?<![\w-])(?:-u|--user)[ =]+[^\s:'\"]+:|\blogin\s+\S+\s+password\s+)(?P<value>(?!\d+\b)[^\s'\"]+)"
+    r"(?P<head>(?<![\w-])(?:-u|--user)[ =]+[^\s:'\"]+:|\blogin\s+\S+\s+password\s+"
+    r"|\b(?:mysql\w*|mariadb[\w-]*)\b[^|;&\n]*?\s-p|\bsshpass\s+-p\s?|\bredis-cli\b[^|;&\n]*?\s-a\s+"
+    r"|\bdocker\s+login\b[^|;&\n]*?\s-p\s+)(?P<value>(?!\d+\b)[^\s'\"]+)"
 )
+"""What commands take a user's password by."""
+_TOLD = re.compile(
+    r"(?i)(?P<head>\bpass(?:word|wd|phrase)\s+(?:(?:is|was)\s+)?(?P<quote>['\"])?)"
+    r"(?P<value>(?(quote)[^\s'\"{}$%<]{4,}(?=['\"])"
+    r"|(?!\w*(?:int|float|fp|bf|complex|sha|md)\d+\b)(?=\S*\d)(?=\S*[a-z])[^\s'\"(){}<>$%=:,]{5,}))"
+)
+"""What a sentence says of a password: in quotes any word, else one that is no word of a language."""
 _QUERY = re.compile(r"(?i)([?&;]([\w.-]*)=)([^&;\s'\"]+)")
 # What stands before a value, and the value: the one is looked for, the other read only where the name is a secret's.
 _ASSIGNED = (
@@ -125,7 +134,8 @@ class Redactor:
         text = _QUERY.sub(self._in_query, text)
         for pattern in (_WEBHOOK, _BEARER, _JWT, _KNOWN):
             text = pattern.sub(self._found, text)
-        text = _USER.sub(lambda match: match["head"] + self._taken(match["value"]), text)
+        for pattern in (_USER, _TOLD):
+            text = pattern.sub(lambda match: match["head"] + self._taken(match["value"]), text)
         for head, value in (_ASSIGNED, _AFTER_OPTION):
             text = "".join(self._without_assigned(head, value, text))
         return _WORD.sub(self._if_random, text)

@@ -111,6 +111,19 @@ def is_spoiled(key: str, damaged: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
+def well_formed_entry() -> Iterator[None]:
+    """Return a context in which errors from a wrongly structured entry become a DumpError: DAMAGED_ENTRY, and which.
+
+    Raises:
+        DumpError: Something in it has another type or shape than in a dump.
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        raise DumpError(f"{DAMAGED_ENTRY}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
 def well_formed(directory: Path) -> Iterator[None]:
     """Return a context in which errors from a wrongly structured dump (a missing key, a wrong type) become DumpError.
 
@@ -209,7 +222,7 @@ def load_partial(path: Path) -> RawDump:
     raw = RawDump()
     for line in path.read_bytes().splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except (ValueError, RecursionError):
             break
         _add_line(raw, record)
@@ -260,23 +273,29 @@ def _load_stacks(directory: Path) -> dict[str, tuple[list[str], list[str]]]:
 
 def _load_json(path: Path) -> Any:
     try:
-        return _parse(path.read_bytes())
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise DumpError(f"{path} is not JSON ({error}): the dump is damaged, or still being written") from error
 
 
-def _parse(text: bytes) -> Any:
-    """Return what JSON stands for; orjson needs two thirds of the time, but knows no NaN, Infinity and huge integer."""
+def parse_json(text: bytes) -> Any:
+    """Return what JSON stands for; an integer of more digits than Python reads is infinite.
+
+    orjson needs two thirds of the time, but knows no NaN, Infinity and huge integer.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
     if b"NaN" not in text and b"Infinity" not in text:
         with contextlib.suppress(ValueError):
             return _loads_finite(text)
-    return json.loads(text, parse_int=_integer)
+    return json.loads(text, parse_int=read_integer)
 
 
-def _integer(digits: str) -> int | float:
-    """Return an integer; as an infinite number where Python refuses to read so many digits."""
+def read_integer(digits: str) -> int | float:
+    """Return an integer; as an infinite number where Python refuses to read as many digits."""
     try:
         return int(digits)
     except ValueError:
