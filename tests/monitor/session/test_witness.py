@@ -21,7 +21,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from tests.agent.nodes import wait_for
-from tests.journal_rows import only_spool
+from tests.journal_rows import only_spool, spool_named
 from trainermon import TrainerMon
 from trainermon.core.config import HangConfig
 from trainermon.core.control import ControlReader, Phase
@@ -273,7 +273,7 @@ def test_end_of_the_script_is_told_from_its_failure(places):
 
     assert json.loads(done.stdout) == [status for status, _ in ENDINGS.values()], done.stderr
     assert "WorkerServer" not in done.stderr
-    spools = {ending: places[0] / f"run{number}" for number, ending in enumerate(ENDINGS)}
+    spools = {ending: spool_named(places[0] / f"run{number}") for number, ending in enumerate(ENDINGS)}
     phases = {ending: ControlReader(spool, 0).heartbeat().phase.name for ending, spool in spools.items()}
     assert phases == {ending: phase for ending, (_, phase) in ENDINGS.items()}
     for ending, spool in spools.items():
@@ -317,7 +317,7 @@ def test_end_of_a_process_of_multiprocessing_is_told_though_it_calls_nothing_at_
     )
 
     assert done.returncode == 0, done.stderr
-    spools = [places[0] / f"run{number}" for number in range(4)]
+    spools = [spool_named(places[0] / f"run{number}") for number in range(4)]
     phases = [ControlReader(spool, 0).heartbeat().phase.name for spool in spools]
     assert phases == ["CLOSED", "FAILED", "CLOSED", "FAILED"], done.stderr
     for spool in (spools[1], spools[3]):
