@@ -54,6 +54,7 @@ WITH_A_LOG = frozenset({"run", "node", "agent", "controller", "serve"})
 USUAL_ACTIONS = {"rl": "show"}
 """What a command with actions does with a folder alone."""
 FAILED, INTERRUPTED = 1, 130
+_DATABASE = ("duckdb", "_duckdb")
 _DUCKDB_INTERRUPTED = "Query interrupted"  # what DuckDB makes of Ctrl-C
 
 
@@ -80,6 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] == "trainermon":
             raise
         message = f"this needs the package {error.name}, which is not installed in {sys.prefix}"
+    except Exception as error:  # of the database, where no command has put it into words; all else is a fault of ours
+        if type(error).__module__ not in _DATABASE:
+            raise
+        said = str(error).partition("\n")[0]
+        message = f"what is stored cannot be read ({said}); --verbose says where that was found"
     finally:
         manners.forget()
     print(f"trainermon {asked_for}: {message}", file=sys.stderr)

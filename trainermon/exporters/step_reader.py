@@ -21,7 +21,7 @@ from trainermon.core.errors import StoreError
 from trainermon.core.values import STATISTICS, Kind, SeriesKey
 from trainermon.exporters.heat_rows import HeatRow, heat_row
 from trainermon.exporters.merge import GRAD_NORM, NEUTRAL, SCALARS, Floats, scalar_of
-from trainermon.exporters.store.segments import SERIES_COLUMNS, connect, scan
+from trainermon.exporters.store.segments import SERIES_COLUMNS, connect, reason_of, scan
 from trainermon.exporters.store.tables import spill_directory
 from trainermon.exporters.stored_steps import ShownSeries, StoredStep
 
@@ -66,7 +66,7 @@ def read_steps(segments: Sequence[ChosenSegment]) -> Iterator[StoredStep]:
             for attempt, first, last in _stretches(connection):
                 yield from _steps(connection, attempt, first, last, rows)
     except (OSError, duckdb.Error) as error:
-        raise StoreError(f"the segments cannot be read: {error}") from error
+        raise StoreError(f"the segments cannot be read: {reason_of(error)}") from error
 
 
 def _source(segments: Iterable[ChosenSegment]) -> str:

@@ -34,6 +34,7 @@ from trainermon.exporters.store.segments import (
     cover,
     is_whole,
     quoted,
+    reason_of,
     sql_path,
 )
 
@@ -174,7 +175,7 @@ def read_newest_rows(paths: Sequence[Path]) -> dict[Path, NewestRows | str]:
         return dict(_query(paths))
     except (duckdb.Error, OSError, ValueError, LookupError, TypeError, StoreError) as error:
         if len(paths) == 1:
-            return {paths[0]: (str(error).splitlines() or [type(error).__name__])[0][:200]}
+            return {paths[0]: reason_of(error)[:200]}
     middle = len(paths) // 2
     return read_newest_rows(paths[:middle]) | read_newest_rows(paths[middle:])
 

@@ -19,6 +19,8 @@ from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.errors import DumpError, StoreError
 from trainermon.core.values import Kind
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, TensorRecord
+from trainermon.exporters.store.blocks import first_unreadable
+from trainermon.exporters.store.segments import reason_of
 from trainermon.exporters.store.store import open_run
 
 if TYPE_CHECKING:
@@ -275,7 +277,8 @@ def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
     try:
         yield connection
     except duckdb.Error as error:
-        raise StoreError(f"{run_dir}: what is stored cannot be read: {str(error).splitlines()[0]}") from error
+        said = StoreError(f"{run_dir}: what is stored cannot be read: {reason_of(error)}")
+        raise (first_unreadable(run_dir) or said) from error
     finally:
         if connection is not None:
             connection.close()

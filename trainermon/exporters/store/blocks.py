@@ -92,6 +92,21 @@ def read_rows(path: Path) -> None:
         raise unreadable(path, error) from error
 
 
+def first_unreadable(run_dir: Path) -> StoreError | None:
+    """Return what `read_rows` raises of the first segment of a run whose rows cannot be read; None if all can."""
+    folders = sorted(run_dir.glob("nodes/*/segments"))
+    faults = (_fault_of(segment.path) for folder in folders for segment in cover(folder))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _fault_of(path: Path) -> StoreError | None:
+    try:
+        read_rows(path)
+    except StoreError as error:
+        return error if path.exists() else None  # it was merged into another one
+    return None
+
+
 def read_segment_blocks(
     path: Path, metadata: SegmentMetadata, *, where: str = "true"
 ) -> Iterator[tuple[Header, StatBlock]]:
@@ -158,7 +173,7 @@ def _read_segment(
         counts = _read_counts(connection, joined) if rows["is_counted"].any() else np.zeros((0, NUM_BINS), np.int64)
         connection.execute("DROP TABLE series")
     except (OSError, duckdb.Error) as error:
-        raise StoreError(f"{path}: the segment cannot be read: {error}") from error
+        raise unreadable(path, error) from error
     return series, rows, counts
 
 

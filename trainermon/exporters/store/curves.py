@@ -25,7 +25,8 @@ from trainermon.core.derived import DERIVED, SQL
 from trainermon.core.errors import QueryError, StoreError
 from trainermon.core.values import STATISTICS, Kind, SeriesKey
 from trainermon.exporters.heat_rows import heat_row
-from trainermon.exporters.store.segments import quoted
+from trainermon.exporters.store.blocks import first_unreadable
+from trainermon.exporters.store.segments import quoted, reason_of
 from trainermon.exporters.store.step_tables import STEP_VALUES
 from trainermon.exporters.store.tables import open_stats
 
@@ -199,9 +200,9 @@ def again(run_dir: Path, node: str, ask: Callable[[duckdb.DuckDBPyConnection], A
                 return ask(connection)
             except duckdb.IOException as error:
                 if not remaining:
-                    raise StoreError(f"{run_dir}: {error}") from error
+                    raise StoreError(f"{run_dir}: {reason_of(error)}") from error
             except duckdb.Error as error:
-                raise StoreError(f"{run_dir}: {error}") from error
+                raise (first_unreadable(run_dir) or StoreError(f"{run_dir}: {reason_of(error)}")) from error
     raise AssertionError("the last attempt returns or raises")
 
 

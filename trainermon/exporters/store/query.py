@@ -16,6 +16,7 @@ import logging
 import re
 import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable
 from functools import partial
@@ -29,6 +30,8 @@ from trainermon.core.terminal.tables import aligned
 from trainermon.core.topology import OUTPUT_ROOT, output_root
 from trainermon.core.values import as_plain
 from trainermon.exporters.node_agent import AGENT_FAULTS, find_agent
+from trainermon.exporters.store.blocks import first_unreadable
+from trainermon.exporters.store.segments import reason_of
 from trainermon.exporters.store.store import open_run
 
 if TYPE_CHECKING:
@@ -43,6 +46,10 @@ _FLUSH_S = 5.0
 _TABLE_ROWS = 1000
 _UNKNOWN_COLUMN = re.compile(
     r'column named "([^"]+)"|column "([^"]+)" (?:in \w+ list )?(?:not found|does not exist)', re.IGNORECASE
+)
+_TOO_LARGE = (
+    "the query does not fit into memory (1 GiB), and there is no room for the rest of it in {}: ask for fewer rows or"
+    " columns, or set TMPDIR to a folder with more room"
 )
 _NOTES = """\
 stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
@@ -235,12 +242,24 @@ def _ask(run_dir: RunPath, sql: str, limit: int | None) -> QueryResult:
             columns = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchall() if limit is None else cursor.fetchmany(limit + 1)
         except duckdb.IOException as error:
-            raise StoreError(f"{run_dir}: {error}") from error
+            raise StoreError(f"{run_dir}: {reason_of(error)}") from error
+        except duckdb.OutOfMemoryException as error:
+            raise QueryError(_TOO_LARGE.format(tempfile.gettempdir())) from error
         except duckdb.Error as error:
             if not isinstance(run_dir, Path):
                 run_dir.objects.check()
-            raise QueryError(f"{error}\n{_hint(run_dir, str(error))}") from error
+            elif not isinstance(error, _errors_of_queries()) and (damage := first_unreadable(run_dir)):
+                raise damage from error
+            told = str(error).partition("\n\nPossible solutions")[0].removeprefix(str(error).partition("\n")[0])
+            raise QueryError(f"the query is refused: {reason_of(error)}{told}\n{_hint(run_dir, str(error))}") from error
     return QueryResult(columns, rows[:limit], limit is not None and len(rows) > limit)
+
+
+def _errors_of_queries() -> tuple[type[Exception], ...]:
+    """Return what the database raises of a query, and never of damaged bytes."""
+    import duckdb
+
+    return duckdb.ProgrammingError, duckdb.NotSupportedError, duckdb.OutOfRangeException, duckdb.PermissionException
 
 
 def _tables(run_dir: RunPath) -> dict[str, dict[str, str]]:

@@ -79,6 +79,7 @@ COLUMNS: Mapping[str, str] = {
 }
 SERIES_COLUMNS = tuple(COLUMNS)[:10]
 
+_ERROR_CLASS = re.compile(r"^(?:(?:[A-Z]\w* ){1,3}Error|\w+Exception): ")
 _NAME = re.compile(r"(\d{10})-(\d{10})\.parquet")
 
 
@@ -280,10 +281,18 @@ def read_ends(
 
 def unreadable(path: RunPath, error: Exception) -> StoreError:
     """Return the error that says that a segment cannot be read, why, and what to do."""
+    if isinstance(error, OtherFormatError):
+        return StoreError(f"{path}: another version of trainermon wrote this segment ({error}): read it with that one")
     return StoreError(
-        f"{path}: not a segment of format {FORMAT_VERSION} ({str(error).splitlines()[0] if str(error) else error!r});"
-        f" rename it to {path.name}{DAMAGED} to go on without it, as the agent does when it starts"
+        f"{path}: not a segment of format {FORMAT_VERSION} ({reason_of(error)}); rename it to {path.name}{DAMAGED} to"
+        " go on without its rows, as the agent does when it starts"
     )
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why a file cannot be read, without what is the database's own: its class, SQL of ours."""
+    said = str(error).partition("\n")[0]
+    return _ERROR_CLASS.sub("", said) if said else type(error).__name__
 
 
 def is_whole(path: RunPath) -> bool:

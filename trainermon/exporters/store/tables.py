@@ -32,6 +32,7 @@ from trainermon.exporters.store.segments import (
     live_names,
     quoted,
     read_ends,
+    reason_of,
     scan,
     sql_path,
 )
@@ -180,10 +181,10 @@ def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[RunPath]) -
         return []
     try:
         whole = [path for path in paths if is_whole(path)]
-        if not _have_ends(connection, whole):
+        if whole and not _have_ends(connection, whole):
             whole = [path for path in whole if _have_ends(connection, [path])]
     except (OSError, duckdb.IOException) as error:
-        raise StoreError(f"a segment cannot be read: {error}") from error
+        raise StoreError(f"a segment cannot be read: {reason_of(error)}") from error
     return whole
 
 
