@@ -98,6 +98,7 @@ class Comparison:
         recomputed: Keys of the target's backwards whose forward ran once more for them.
         golden_keys: Keys of all calls of the golden dump, in its order.
         place: Where the target's dump is, or those of all ranks that it was put together from.
+        assumed: What nobody tells of how ranks share the model and was taken for granted, as clauses.
     """
 
     target: Path
@@ -114,6 +115,7 @@ class Comparison:
     recomputed: frozenset[str] = frozenset()
     golden_keys: tuple[str, ...] = ()
     place: DumpLocation
+    assumed: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[ResultRow]:
         """Yield the rows (one compared tensor or argument each) of all calls, in order."""
@@ -237,6 +239,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         recomputed=target.recomputed,
         golden_keys=tuple(call.key for call in golden.calls),
         place=pair.target,
+        assumed=tuple(side.assumed for side in pair if side.assumed),
         empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
 

@@ -201,7 +201,7 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
             index = None if args.no_cache or args.details == BESIDE else open_index(args.cache)
             reports = list(report_on(places, maker, jobs=args.jobs, index=index))
             if maker.page and _has_all_levels(args, reports):
-                further = list(further_levels(args.path, args.golden, options=options, step=args.step))
+                further = _further_places(args, options)
                 places += further
                 reports += report_on(further, maker, jobs=args.jobs, index=index)
     lone = lone_graphs(args.path, args.golden, step=args.step, rank=args.rank, options=options)
@@ -214,6 +214,15 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
         place = _place_in_page(args, reports)
         server = open_server(_drawn(args, reports), details, args.serve or "", in_browser=args.open, place=place)
     return reports, server
+
+
+def _further_places(args: argparse.Namespace, options: CompareOptions) -> list[GraphPlace]:
+    """Return where the graphs of ranks come from that are put together; none, with a note, where they cannot be."""
+    try:
+        return list(further_levels(args.path, args.golden, options=options, step=args.step))
+    except DumpError as error:
+        note(f"the page has each rank by itself alone: {error}")
+        return []
 
 
 def _lone_report(lone: LonePlace, level: str) -> GraphReport:

@@ -329,7 +329,7 @@ def read_layout(values: Mapping[str, Any] | None) -> RankLayout:
     if not values:
         return RankLayout()
     return RankLayout(
-        axes={axis: (place, size) for axis, (place, size) in values.get("axes", {}).items()},
+        axes={axis: (int(place), int(size)) for axis, (place, size) in values.get("axes", {}).items()},
         splits={name: (dim, stride) for name, (dim, stride) in values.get("splits", {}).items()},
         partial=tuple(values.get("partial", ())),
         renamed=dict(values.get("renamed", {})),

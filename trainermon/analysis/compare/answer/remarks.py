@@ -214,7 +214,18 @@ def _origin(call: CallResult) -> str:
         return f"where {places} requires a gradient on one side only"
     states = {row.target.state for row in changed if row.target}
     if PARAMETERS in states:
-        return "which had other parameters"
+        return _other_parameters(call)
     if call.target and call.target.direction == FORWARD and OUTPUT not in states:
         return "which was given other inputs"
     return "by what it was given"
+
+
+def _other_parameters(call: CallResult) -> str:
+    for row in call.rows:
+        ours, theirs = row.target, row.golden
+        if ours is not None and theirs is not None and ours.state == PARAMETERS and ours.shape != theirs.shape:
+            return (
+                f"where {ours.place} has another shape, {list(ours.shape or ())} beside {list(theirs.shape or ())}: "
+                "another model, or parts of one that ranks share otherwise (--target-split and --golden-split say how)"
+            )
+    return "which had other parameters"

@@ -196,7 +196,17 @@ def _ranked(outcomes: Sequence[ComparisonOutcome]) -> list[ComparisonOutcome]:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding."""
+    """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding.
+
+    Unless every row passes, it ends with what was taken for granted of how ranks share the model.
+    """
+    said = _answer(comparison)
+    if not comparison.assumed or comparison.row_counts().keys() <= {PASS}:
+        return said
+    return f"{'; '.join([said.removesuffix('.'), *comparison.assumed])}."
+
+
+def _answer(comparison: Comparison) -> str:
     if why := incomparable(comparison):
         return why
     causes = causes_of(comparison)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import MODULE, DumpCall
-from trainermon.analysis.compare.merging.splits import layout_at
+from trainermon.analysis.compare.merging.layouts import layout_at
 from trainermon.analysis.compare.verdicts import CallResult
 from trainermon.dump.files.reader import split_key
-from trainermon.dump.files.records import FORWARD
+from trainermon.dump.files.records import FORWARD, RankLayout
 
 
 class Beginning(NamedTuple):
@@ -57,7 +57,7 @@ def axes_at(*folders: Path) -> dict[str, tuple[int, int]]:
 
     Axes with one place are left out.
     """
-    layouts = [layout_at(folder) for folder in folders if folder.is_dir()]
+    layouts = [layout_at(folder) or RankLayout() for folder in folders if folder.is_dir()]
     return {
         axis: where
         for axis, where in (layouts[0].axes.items() if layouts else ())

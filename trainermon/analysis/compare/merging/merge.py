@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, DumpRows, read_rows
+from trainermon.analysis.compare.merging.layouts import MERGED
 from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, Sources, is_copy, merge_row, scaled
 from trainermon.analysis.compare.merging.places import DumpLocation
 from trainermon.analysis.compare.merging.ranks import (
@@ -24,7 +25,6 @@ from trainermon.analysis.compare.merging.ranks import (
     without_functions,
 )
 from trainermon.analysis.compare.merging.references import SharedReferences
-from trainermon.analysis.compare.merging.splits import MERGED
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, RankLayout
 
 
@@ -261,6 +261,11 @@ def _notes(side: MergedSide, counts: MergeCounts) -> Iterator[str]:
         f"{side.place.directory} is merged from {len(side.ranks)} ranks ({axes}): {counts.split:,} rows are parts, "
         f"{counts.copies:,} copies, {counts.sums:,} sums"
     )
+    if side.numbered:
+        yield (
+            f"the layers of {side.place.directory} were numbered over the stages in turn, as the dumps do not tell: "
+            f"{', '.join(side.numbered)}"
+        )
     if counts.alone is not None:
         yield f"the replicas had different data: only dp {counts.alone} is compared, which agrees best"
     if counts.averaged:

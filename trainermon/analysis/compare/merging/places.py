@@ -25,10 +25,12 @@ class DumpShard(NamedTuple):
     Attributes:
         directory: The dump's folder.
         layout: The rank's position, and which part of the model it has.
+        is_named: Whether `layout` tells what its modules are called in the whole model.
     """
 
     directory: Path
     layout: RankLayout
+    is_named: bool = True
 
 
 class DumpLocation(NamedTuple):
@@ -40,6 +42,7 @@ class DumpLocation(NamedTuple):
         rank: Likewise.
         attempt: How often the job had been started before, plus one; 0: not known.
         parts: The dumps of single ranks, if a whole was dumped by several.
+        assumed: What of its part of the model nobody tells and was taken for granted, as a clause; "": nothing.
     """
 
     directory: Path
@@ -47,6 +50,7 @@ class DumpLocation(NamedTuple):
     rank: int | None = None
     attempt: int = 0
     parts: tuple[DumpShard, ...] = ()
+    assumed: str = ""
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from trainermon.analysis.compare.items import (
 )
 from trainermon.analysis.compare.merging.merge_items import Sources
 from trainermon.analysis.compare.merging.places import DumpLocation, DumpShard
+from trainermon.analysis.compare.merging.stage_names import numbered_on
 from trainermon.analysis.compare.noise import takes_weight
 from trainermon.dump.files.records import FORWARD, RankLayout
 
@@ -52,10 +53,12 @@ class MergedSide(NamedTuple):
     Attributes:
         place: Where the side's dumps are.
         ranks: The calls of each rank.
+        numbered: The paths of what holds layers whose numbers in the whole model no dump tells.
     """
 
     place: DumpLocation
     ranks: tuple[RankCalls, ...]
+    numbered: tuple[str, ...] = ()
 
     def size(self, axis: str) -> int:
         """Return how many positions of the axis `axis` (`tp`, `cp` …) this side has."""
@@ -77,10 +80,10 @@ def read_side(place: DumpLocation) -> MergedSide:
         DumpError: a dump is damaged.
     """
     parts = place.parts or (DumpShard(directory=place.directory, layout=RankLayout()),)
-    return MergedSide(
-        place,
-        tuple(RankCalls(part.layout.in_whole(), _in_whole(part, read_rows(part.directory))) for part in parts),
-    )
+    rows = [read_rows(part.directory) for part in parts]
+    named, numbered = numbered_on(parts, rows)
+    ranks = (RankCalls(part.layout.in_whole(), _in_whole(part, own)) for part, own in zip(named, rows, strict=True))
+    return MergedSide(place, tuple(ranks), numbered)
 
 
 def own_functions(side: MergedSide) -> frozenset[Name]:

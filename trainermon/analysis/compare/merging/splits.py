@@ -7,13 +7,20 @@ what the user says of them.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
+from trainermon.analysis.compare.merging.layouts import (
+    MERGED,
+    RankPlace,
+    compared_alone,
+    place_ranks,
+    refuse_untold,
+    taken_for_whole,
+)
 from trainermon.analysis.compare.merging.places import (
     DumpLocation,
     DumpShard,
@@ -24,11 +31,8 @@ from trainermon.analysis.compare.merging.places import (
     pair_places,
 )
 from trainermon.core.errors import ConfigError, DumpError
-from trainermon.dump.files.reader import load_partial, read_layout
-from trainermon.dump.files.records import INFO_FILE, PARTIAL_FILE, RankLayout
 
-MERGED = ("tp", "dp", "pp")
-"""Axes over which dumps are merged, in this order; Megatron numbers ranks in it."""
+_DUMP_ALL = "dump all ranks, or name two dumps to compare these alone"
 
 
 def parse_sizes(text: str | None) -> dict[str, int]:
@@ -110,79 +114,54 @@ def bring_together(
         _check_single(targets[0], target_sizes)
         _check_single(goldens[0], golden_sizes)
         return list(targets), list(goldens)  # these were meant
-    ours = [(place, _layout(place, target_sizes)) for place in targets]
-    theirs = [(place, _layout(place, golden_sizes)) for place in goldens]
+    ours, theirs = place_ranks(targets, target_sizes), place_ranks(goldens, golden_sizes)
+    axes = _axes_to_merge(ours, theirs, merged)
+    if not axes:
+        return _alone(ours, theirs, "target"), _alone(theirs, ours, "golden")
+    for side, ranks in (("target", ours), ("golden", theirs)):
+        refuse_untold(ranks, axes, side)
+    return list(_merged(ours, axes, "target")), list(_merged(theirs, axes, "golden"))
+
+
+def _axes_to_merge(ours: Sequence[RankPlace], theirs: Sequence[RankPlace], merged: Collection[str]) -> list[str]:
     sizes = {axis: (_size(ours, axis), _size(theirs, axis)) for axis in MERGED}
     parted = _partial(ours) != _partial(theirs)
-    axes = [
+    return [
         axis
         for axis, (one, other) in sizes.items()
         if one != other or (one > 1 and (axis in merged or (axis == "tp" and parted)))
     ]
-    if not axes:
-        return list(targets), list(goldens)
-    return list(_merged(ours, axes)), list(_merged(theirs, axes))
 
 
-def layout_at(directory: Path) -> RankLayout:
-    """Return the rank's position and its part of the model as dump_info.json in `directory` tells.
-
-    Without it, the whole model.
-
-    Raises:
-        DumpError: dump_info.json is damaged.
-    """
-    path = directory / INFO_FILE
-    try:
-        info = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        partial = directory / PARTIAL_FILE
-        info = load_partial(partial).info if partial.exists() else {}
-    except ValueError as error:
-        raise DumpError(f"{path} is not JSON ({error}): copy the dump again") from error
-    return read_layout(info.get("layout") if isinstance(info, dict) else None)
+def _size(ranks: Sequence[RankPlace], axis: str) -> int:
+    return max((rank.at(axis)[1] for rank in ranks), default=1)
 
 
-def _layout(place: DumpLocation, sizes: Mapping[str, int] | None) -> RankLayout:
-    known = layout_at(place.directory)
-    if not sizes:
-        return known
-    left = place.rank or 0
-    axes = {}
-    for axis in MERGED:
-        size = sizes.get(axis, 1)
-        axes[axis] = left % size, size
-        left //= size
-    return dataclasses.replace(known, axes={**known.axes, **axes})
+def _partial(ranks: Sequence[RankPlace]) -> bool:
+    return any(rank.layout.partial for rank in ranks)
 
 
-def _size(places: Sequence[tuple[DumpLocation, RankLayout]], axis: str) -> int:
-    return max((_place_in(layout, axis)[1] for _, layout in places), default=1)
+def _alone(ranks: Sequence[RankPlace], others: Sequence[RankPlace], side: str) -> list[DumpLocation]:
+    assumed = compared_alone(ranks, others, side)
+    return [rank.place._replace(assumed=assumed) for rank in ranks]
 
 
-def _partial(places: Sequence[tuple[DumpLocation, RankLayout]]) -> bool:
-    return any(layout.partial for _, layout in places)
-
-
-def _place_in(layout: RankLayout, axis: str) -> tuple[int, int]:
-    return layout.axes.get(axis, (0, 1))
-
-
-def _merged(places: Sequence[tuple[DumpLocation, RankLayout]], axes: Sequence[str]) -> Iterator[DumpLocation]:
-    groups: dict[tuple[object, ...], list[tuple[DumpLocation, RankLayout]]] = defaultdict(list)
-    for place, layout in places:
-        rest = tuple(sorted((axis, where) for axis, (where, _) in layout.axes.items() if axis not in axes))
-        groups[place.step, place.attempt, rest].append((place, layout))
+def _merged(ranks: Sequence[RankPlace], axes: Sequence[str], side: str) -> Iterator[DumpLocation]:
+    groups: dict[tuple[object, ...], list[RankPlace]] = defaultdict(list)
+    for rank in ranks:
+        rest = tuple(sorted((axis, at) for axis, (at, _) in rank.layout.axes.items() if at and axis not in axes))
+        groups[rank.place.step, rank.place.attempt, rest].append(rank)
     steps = Counter(key[0] for key in groups)
     numbers: Counter[object] = Counter()
     for key, members in groups.items():
-        members.sort(key=lambda member: member[0].rank or 0)
-        _check_complete(members, axes)
-        first = members[0][0]
-        parts = tuple(DumpShard(directory=place.directory, layout=layout) for place, layout in members)
+        members.sort(key=lambda member: member.place.rank or 0)
+        _check_complete(members, axes, side)
+        first = members[0].place
+        parts = tuple(DumpShard(one.place.directory, one.layout, is_named=one.is_named) for one in members)
         number = numbers[key[0]] if steps[key[0]] > 1 else None
         numbers[key[0]] += 1
-        yield first._replace(directory=_common(parts), rank=number, parts=parts)
+        assumed = taken_for_whole(members[0]) if len(members) == 1 else ""
+        yield first._replace(directory=_common(parts), rank=number, parts=parts, assumed=assumed)
 
 
 def _check_single(place: DumpLocation, sizes: Mapping[str, int] | None) -> None:
@@ -194,15 +173,25 @@ def _check_single(place: DumpLocation, sizes: Mapping[str, int] | None) -> None:
         )
 
 
-def _check_complete(members: Sequence[tuple[DumpLocation, RankLayout]], axes: Sequence[str]) -> None:
-    for axis in axes:
-        size = max(_place_in(layout, axis)[1] for _, layout in members)
-        missing = sorted(set(range(size)) - {_place_in(layout, axis)[0] for _, layout in members})
-        if missing:
-            place = members[0][0]
+def _check_complete(members: Sequence[RankPlace], axes: Sequence[str], side: str) -> None:
+    """Refuse ranks of a whole, unless each place on `axes` is that of one of them."""
+    step, found = members[0].place.step, f"found {len(members)} rank{'' if len(members) == 1 else 's'}"
+    taken = Counter(tuple(member.at(axis)[0] for axis in axes) for member in members)
+    sizes = [_size(members, axis) for axis in axes]
+    for number, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        if missing := sorted(set(range(size)) - {place[number] for place in taken}):
             raise DumpError(
-                f"step {place.step}: found {len(members)} ranks of which {axis} has {size} places, but none of "
-                f"{axis} {', '.join(map(str, missing))}: dump all ranks, or name two dumps to compare these alone"
+                f"step {step}: {found} of which {axis} has {size} places, but none of {axis} "
+                f"{', '.join(map(str, missing))}: {_DUMP_ALL}"
+            )
+    for place in product(*map(range, sizes)):
+        where = ", ".join(f"{axis} {at}" for axis, at in zip(axes, place, strict=True))
+        if not taken[place]:
+            raise DumpError(f"step {step}: {found}, but none of {where}: {_DUMP_ALL}")
+        if taken[place] > 1:
+            raise DumpError(
+                f"step {step}: {taken[place]} of {len(members)} ranks of the {side} are in one place, {where}: name "
+                f"the dump of one, or say how all of them share the model with --{side}-split tp=…,dp=…,pp=…"
             )
 
 
