@@ -318,11 +318,11 @@ def test_a_damaged_dump_costs_none_of_the_others(tmp_path, capsys):
     broken.mkdir()
     (broken / "dump.json").write_text("{")
 
-    assert main(["check", "run", str(tmp_path)]) == 1
+    assert main(["check", "run", str(tmp_path)]) == 0
 
-    said = capsys.readouterr()
-    assert "all 5 forward calls are right" in said.out
-    assert str(broken) in said.err
+    said = capsys.readouterr().out
+    assert "all 5 forward calls are right" in said
+    assert said.startswith(f"1 of 2 dumps could not be read as a whole: {broken}/dump.json is not JSON")
 
 
 def test_complex_numbers_are_given_again(tmp_path):
@@ -355,7 +355,7 @@ def test_a_gate_needs_something_that_was_judged(tmp_path, capsys):
         assert main(["check", "run", str(dump), "--exit-code", *words]) == 4
         headline = capsys.readouterr().out.splitlines()[1]
         assert headline.startswith("  all ")
-        assert headline.endswith("are right; 1 more could not be read")
+        assert headline.endswith("are right; 1 more call could not be read")
 
 
 NESTED = json.loads("[" * 400 + "]" * 400)
@@ -383,7 +383,7 @@ def test_an_entry_that_cannot_be_read_is_counted_and_is_no_pass(tmp_path, capsys
 
     assert main(["check", "run", str(directory), "--exit-code"]) == 4
 
-    assert capsys.readouterr().out.splitlines()[1].endswith("right; 1 more could not be read")
+    assert capsys.readouterr().out.splitlines()[1].endswith("right; 1 more call could not be read")
 
 
 def test_a_tensor_of_another_shape_than_recorded_is_not_judged(tmp_path):

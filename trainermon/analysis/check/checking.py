@@ -27,6 +27,7 @@ from trainermon.analysis.check.inputs.options import DEFAULT_INPUTS, CallInputs
 from trainermon.analysis.check.inputs.random_checks import RandomChecker
 from trainermon.analysis.check.inputs.references import DEFAULT_REFERENCE, ReferenceChoice
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
+from trainermon.analysis.compare.merging.places import LonePlace, find_places, hollow_places
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, no_report
 from trainermon.dump.files.reader import DAMAGED_ENTRY, is_spoiled, load_raw, parse_dump
@@ -143,6 +144,12 @@ def dumps_below(path: Path) -> list[Path]:
     if not found:
         raise DumpError(f"{path} holds no dump: expected a {DUMP_FILE} in it, or in a folder of steps and ranks")
     return found
+
+
+def ranks_without_dump(path: Path, known: Sequence[Path]) -> list[LonePlace]:
+    """Return the folders of ranks at and below `path` without a dump, of which none of the folders `known` has one."""
+    places = [find_places(folder)[0] for folder in known]
+    return hollow_places(path, {(place.step, place.rank) for place in places}) if path.is_dir() else []
 
 
 @contextlib.contextmanager

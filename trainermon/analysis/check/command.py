@@ -15,7 +15,7 @@ from trainermon.accuracy.judge import Status
 from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.against.command import add_against
 from trainermon.analysis.check.baselines import add_baseline, add_calibrate, read_baseline
-from trainermon.analysis.check.checking import CallsCheck, dumps_below
+from trainermon.analysis.check.checking import CallsCheck, dumps_below, ranks_without_dump
 from trainermon.analysis.check.details import DECIMALS
 from trainermon.analysis.check.devices import chosen_devices
 from trainermon.analysis.check.dumps import CallChoice, CheckOptions, check_dumps
@@ -31,7 +31,7 @@ from trainermon.analysis.check.run_options import (
     save_wrong,
 )
 from trainermon.analysis.check.screen import is_cut, render_text
-from trainermon.analysis.check.tables import document, write_files
+from trainermon.analysis.check.tables import document, failure, write_files
 from trainermon.analysis.check.worker_options import (
     add_worker_options,
     chosen_workers,
@@ -129,10 +129,10 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
 def main(args: argparse.Namespace) -> int:
     """Judge the calls of a dump or those that a device is given, print the result, and return the exit status.
 
-    Damaged dumps are named on standard error; the status is then 1. It is 130 after an interrupt.
+    What of several dumps could not be read is named in the first line. The status is 130 after an interrupt.
 
     Raises:
-        DumpError: There is no dump, nothing to resume, or a file cannot be written.
+        DumpError: There is no dump, none that can be read, nothing to resume, or a file cannot be written.
         ConfigError: There is no such device, or torch has no operator database here.
     """
     if args.action in ("against", "calibrate", "overflow", "follow"):
@@ -154,22 +154,24 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     with ProgressBar("reading dumps" if args.action == "run" else "reading the operator database") as progress:
-        checks, is_whole = args.judge(args, progress)
+        checks, unread = args.judge(args, progress)
     if args.json:
-        sys.stdout.write(json.dumps([document(check) for check in checks], indent=1) + "\n")
+        documents = [*map(document, checks), *(failure(*one) for one in unread.items())]
+        sys.stdout.write(json.dumps(documents, indent=1) + "\n")
     else:
-        sys.stdout.write(render_text(checks))
+        sys.stdout.write(render_text(checks, unread))
     _write(checks, args)
-    if not is_whole:
-        return 1
     is_wrong = _is_wrong(checks, strict=args.strict)
     if args.exit_code and not is_wrong and all(call.status is Status.SKIP for one in checks for call in one.calls):
         sys.stderr.write("trainermon check: --exit-code: no call was judged\n")
         return 1
-    return exit_status(args, found=is_wrong, whole=not any(one.num_unread or is_cut(one) for one in checks))
+    return exit_status(
+        args, found=is_wrong, whole=not unread and not any(one.num_unread or is_cut(one) for one in checks)
+    )
 
 
-def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
+def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], dict[Path, str]]:
+    """Return the verdicts on each dump, and why others could not be read, by their folders."""
     args.dump = args.api_info if args.dump is None else args.dump
     if args.dump is None:
         raise ConfigError("expected a dump: `trainermon check run DUMP`")
@@ -194,14 +196,20 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
     )
     args.journal = opened_journal(args, options.about(args.dump, paths), stamp)
 
-    def complain(error: DumpError) -> None:
-        progress.say(f"trainermon check: {error}")
+    unread = {lone.place.directory: lone.why for lone in ranks_without_dump(args.dump, paths)}
+
+    def complain(directory: Path, error: DumpError) -> None:
+        if len(paths) == 1:
+            raise error
+        unread[directory] = str(error)
 
     checks = list(check_dumps(paths, options, journal=args.journal, complain=complain, report=progress))
-    return [baseline.applied(check) for check in checks] if baseline else checks, len(checks) == len(paths)
+    if not checks:
+        raise DumpError(f"none of {len(paths)} dumps could be read; the first: {unread[paths[0]]}")
+    return [baseline.applied(check) for check in checks] if baseline else checks, unread
 
 
-def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
+def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], dict[Path, str]]:
     if args.samples < 1:
         raise ConfigError(f"--samples: found {args.samples}, expected 1 or more")
     dtypes = [getattr(torch, name) for name in args.dtype] if args.dtype else DEFAULT_DTYPES
@@ -213,7 +221,7 @@ def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list
         rules=ChosenRules() if args.output is not None or args.json else None,
         report=progress,
     )
-    return [check], True
+    return [check], {}
 
 
 def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:

@@ -180,7 +180,7 @@ def check(
         devices=tuple(devices),
     )
 
-    def refuse(error: DumpError) -> None:
+    def refuse(_: Path, error: DumpError) -> None:
         raise error
 
     return CheckReport(Path(dump), tuple(check_dumps(dumps_below(Path(dump)), options, complain=refuse)))
@@ -191,10 +191,10 @@ def check_dumps(
     options: CheckOptions = CheckOptions(),
     *,
     journal: CheckJournal | None = None,
-    complain: Callable[[DumpError], None],
+    complain: Callable[[Path, DumpError], None],
     report: Report = no_report,
 ) -> Iterator[CallsCheck]:
-    """Yield the verdicts on the calls of each dump; one that is damaged is only given to `complain`.
+    """Yield the verdicts on the calls of each dump; one that is damaged is only given to `complain`, with its folder.
 
     What `journal` holds is not judged again, the rest is written into it.
 
@@ -206,7 +206,7 @@ def check_dumps(
             openers = _openers(directory, options)
             checker = openers[0]()
         except DumpError as error:
-            complain(error)
+            complain(directory, error)
             continue
         calls = _known(directory, checker, journal)
         for number, call in _judged(checker, openers, [n for n in range(len(checker.keys)) if n not in calls], options):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from trainermon.accuracy.judge import WRITTEN, Judgement, Status
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
@@ -14,9 +15,22 @@ MAX_BLAMED = 10
 MAX_REASONS = 6
 
 
-def render_text(checks: Sequence[CallsCheck]) -> str:
-    """Return what `trainermon check run` prints: for each dump a headline, wrong calls in order, skipped ones."""
-    return "\n".join(line for check in checks for line in _lines(check)) + "\n"
+def render_text(checks: Sequence[CallsCheck], unread: Mapping[Path, str] = MappingProxyType({})) -> str:
+    """Return what `trainermon check run` prints: for each dump a headline, wrong calls in order, skipped ones.
+
+    First of all what could not be read: why, by the folder of each dump.
+    """
+    lines = [*_unread_lines(checks, unread), *(line for check in checks for line in _lines(check))]
+    return "\n".join(lines) + "\n"
+
+
+def _unread_lines(checks: Sequence[CallsCheck], unread: Mapping[Path, str]) -> Iterator[str]:
+    """Yield why dumps, of several, were not read or not as a whole; that of a single one is in its headline."""
+    number = len(checks) + len(unread)
+    partly = [f"{check.source}: {'; '.join(limits)}" for check in checks if (limits := _limits(check))]
+    why = [*unread.values(), *partly] if number > 1 else []
+    for at, text in enumerate(why):
+        yield f"{f'{len(why)} of {number} dumps could not be read as a whole: ' if at == 0 else '  '}{text}"
 
 
 def headline(check: CallsCheck) -> str:
@@ -25,9 +39,13 @@ def headline(check: CallsCheck) -> str:
     Where backwards were judged, it counts both: `3 of 230 calls (120 forward, 110 backward) are wrong; …`. What could
     not be read is said, too.
     """
-    limits = [f"{check.num_unread:,} more could not be read"] if check.num_unread else []
-    limits += ["the dump is not whole"] if is_cut(check) else []
-    return "; ".join([_verdict(check), *limits])
+    return "; ".join([_verdict(check), *_limits(check)])
+
+
+def _limits(check: CallsCheck) -> list[str]:
+    calls = "call" if check.num_unread == 1 else "calls"
+    limits = [f"{check.num_unread:,} more {calls} could not be read"] if check.num_unread else []
+    return [*limits, *(["the dump is not whole"] if is_cut(check) else [])]
 
 
 def is_cut(check: CallsCheck) -> bool:

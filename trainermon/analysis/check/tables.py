@@ -42,6 +42,11 @@ def document(check: CallsCheck) -> dict[str, Any]:
     return {"schema": SCHEMA_VERSION, "source": check.source, "reference": check.reference, "calls": calls}
 
 
+def failure(directory: Path, why: str) -> dict[str, Any]:
+    """Return, as `document` does, what there is of a dump that could not be read."""
+    return {"schema": SCHEMA_VERSION, "source": str(directory), "failure": why, "calls": []}
+
+
 def write_files(
     check: CallsCheck, folder: Path, formats: Sequence[str], stamp: str, decimals: int = DECIMALS
 ) -> list[Path]:

@@ -19,7 +19,7 @@ from trainermon.analysis.checkpoint.comparison import (
 )
 from trainermon.analysis.checkpoint.inspection import CheckedTensor, check_tensors
 from trainermon.analysis.checkpoint.names import SCHEMES
-from trainermon.analysis.checkpoint.opening import open_checkpoint
+from trainermon.analysis.checkpoint.opening import has_several_files, open_checkpoint, open_in_part
 from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_files
 from trainermon.analysis.checkpoint.pieces import Checkpoint
 from trainermon.analysis.checkpoint.record_sums import verify_sums
@@ -135,11 +135,18 @@ def _by_kind(tensors: list[CheckedTensor]) -> dict[str, list[CheckedTensor]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    with ProgressBar("opening the checkpoint"):
-        checkpoint = open_checkpoint(args.path)
-        found, faults = verify_sums(checkpoint, check_tensors(checkpoint, jobs=args.jobs), jobs=args.jobs)
+    damaged: list[str] = []
+    try:
+        with ProgressBar("opening the checkpoint"):
+            checkpoint = open_in_part(args.path, damaged)
+            found, faults = verify_sums(checkpoint, check_tensors(checkpoint, jobs=args.jobs), jobs=args.jobs)
+    except CheckpointError as error:
+        if not has_several_files(args.path):
+            raise
+        return _say_damaged(args, [*damaged, str(error)])
     wrong = [tensor for tensor in found if tensor.faults]
     bad = [tensor for tensor in found if tensor.nans or tensor.infs]
+    faults = [*damaged, *faults]
     lacking = (*checkpoint.missing, *faults)
     is_whole = not (wrong or lacking)
     status = UNKNOWN if is_whole and checkpoint.unread else 0 if is_whole else FOUND
@@ -155,6 +162,16 @@ def _verify(args: argparse.Namespace) -> int:
     if wrong or bad:
         _print(render_tensors([*wrong, *(tensor for tensor in bad if not tensor.faults)]))
     return status
+
+
+def _say_damaged(args: argparse.Namespace, faults: Sequence[str]) -> int:
+    """Say that a checkpoint is not whole, as a file without which the others cannot be read is damaged."""
+    if args.json:
+        _print_json({"whole": False, "num_tensors": 0, "notes": list(faults), "wrong": []})
+    else:
+        _print([printable(f"not whole: {faults[0]}; no tensor was verified")])
+        _print(line("note", printable(note)) for note in faults[1:])
+    return FOUND
 
 
 def _wholeness(checkpoint: Checkpoint, lacking: Sequence[str], num_wrong: int, num_tensors: int) -> str:

@@ -39,9 +39,20 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     Raises:
         CheckpointError: nothing there is a checkpoint, or it is damaged: the file, what was found, what to do.
     """
+    return open_in_part(path, None)
+
+
+def open_in_part(path: Path | str, damaged: list[str] | None) -> Checkpoint:
+    """Return what `open_checkpoint` does, of damaged files of a plain folder, or of one with an index, nothing.
+
+    What is wrong with them is put into `damaged`; None: they are refused.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`, of any other file.
+    """
     path = Path(path)
     try:
-        found = _open_folder(path) if path.is_dir() else _open_file(path)
+        found = _open_folder(path, damaged) if path.is_dir() else _open_file(path, damaged)
     except CheckpointError as error:
         if str(path) in str(error):
             raise
@@ -97,7 +108,16 @@ def is_checkpoint(folder: Path) -> bool:
     return has_format or any(find(folder) is not None for find in (tracked_iteration, tracked_folder, weights_index))
 
 
-def _open_folder(folder: Path) -> Checkpoint:
+def has_several_files(path: Path | str) -> bool:
+    """Return whether `path` is a folder of a checkpoint, or of files with tensors, that may be whole in part."""
+    path = Path(path)
+    try:
+        return path.is_dir() and (is_checkpoint(path) or is_plain_folder(path) or any(path.glob("*.distcp")))
+    except CheckpointError:
+        return path.is_dir()
+
+
+def _open_folder(folder: Path, damaged: list[str] | None) -> Checkpoint:
     names = set(file_names(folder))
     for is_format, open_format in (
         ({CONFIG, "common.pt"} <= names, open_megatron_dist),
@@ -109,14 +129,14 @@ def _open_folder(folder: Path) -> Checkpoint:
             return open_format(folder)
     newest = tracked_iteration(folder) or tracked_folder(folder)
     if newest is not None:
-        return open_checkpoint(newest)
-    return _open_weights(folder)
+        return open_in_part(newest, damaged)
+    return _open_weights(folder, damaged)
 
 
-def _open_weights(folder: Path) -> Checkpoint:
+def _open_weights(folder: Path, damaged: list[str] | None) -> Checkpoint:
     index = weights_index(folder)
     if index is not None:
-        return open_indexed(index)
+        return open_indexed(index, damaged)
     if is_adapter(folder):
         return open_adapter(folder)
     part = next((name for name in file_names(folder) if name.endswith(".distcp")), None)
@@ -126,11 +146,11 @@ def _open_weights(folder: Path) -> Checkpoint:
             " copy it, too; it is written last, so a save that was cut off has none"
         )
     if is_plain_folder(folder):
-        return open_folder(folder)
+        return open_folder(folder, damaged)
     raise CheckpointError(f"{folder} has none of the files of a checkpoint: docs/checkpoints.md says which are read")
 
 
-def _open_file(path: Path) -> Checkpoint:
+def _open_file(path: Path, damaged: list[str] | None) -> Checkpoint:
     if path.suffix == ".distcp":
         raise CheckpointError(f"{path} is one rank's part of a distributed checkpoint: open its folder, {path.parent}")
     if path.name.startswith("adapter_model.") and is_adapter(path.parent):
@@ -142,7 +162,7 @@ def _open_file(path: Path) -> Checkpoint:
     if start.startswith(b"\x93NUMPY"):
         return open_numpy(path)
     if path.name.endswith(INDEX_SUFFIX):
-        return open_indexed(path)
+        return open_indexed(path, damaged)
     if start[8:9] == _SAFETENSORS_START:
         return open_safetensors(path)
     if is_mindspore(start):

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainermon.analysis.compare.merging.places import hollow_places
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.core.errors import DumpError
-from trainermon.dump.files.reader import gap_notes, read_dump
+from trainermon.dump.files.reader import gap_notes, load_raw, parse_dump
 from trainermon.dump.files.records import Dump, TensorRecord
 
 
@@ -26,14 +26,16 @@ class DumpReading:
 
     def read(self, folder: Path) -> Dump | None:
         """Return the dump in `folder`; None: it cannot be read."""
+        damaged: dict[str, str] = {}
         try:
-            dump = read_dump(folder)
+            dump = parse_dump(folder, load_raw(folder), damaged)
         except DumpError as error:
             self.gaps[folder] = (str(error),)
             return None
         number = _num_unknown(dump)
         unknown = (f"{folder}: {counted(number, 'tensor')} without statistics",) if number else ()
-        if gaps := (*gap_notes(folder), *unknown):
+        odd = tuple(f"{folder}: {key}: {why}" for key, why in damaged.items())
+        if gaps := (*gap_notes(folder), *unknown, *odd):
             self.gaps[folder] = gaps
         return dump
 

@@ -39,7 +39,7 @@ from trainermon.analysis.graph.page.output import (
 from trainermon.analysis.graph.page.overlay import read_overlay
 from trainermon.analysis.graph.page.serving import LOOPBACK, DetailsOf, GraphServer, serve
 from trainermon.analysis.graph.reading import MAX_NAMED, DumpGraph, GraphPlace, lone_graphs
-from trainermon.analysis.graph.report import GraphReport, ReportMaker
+from trainermon.analysis.graph.report import GraphReport, ReportMaker, without_graph
 from trainermon.analysis.graph.workers import report_on
 from trainermon.analysis.tensor.screen import table
 from trainermon.core.errors import DumpError
@@ -204,6 +204,7 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
                 further = _further_places(args, options)
                 places += further
                 reports += report_on(further, maker, jobs=args.jobs, index=index)
+    places = _with_graphs(places, reports)
     lone = lone_graphs(args.path, args.golden, step=args.step, rank=args.rank, options=options)
     reports += [_lone_report(one, places[0].level) for one in lone]
     _show(reports, args)
@@ -214,6 +215,17 @@ def _run(args: argparse.Namespace) -> tuple[list[GraphReport], GraphServer | Non
         place = _place_in_page(args, reports)
         server = open_server(_drawn(args, reports), details, args.serve or "", in_browser=args.open, place=place)
     return reports, server
+
+
+def _with_graphs(places: Sequence[GraphPlace], reports: Sequence[GraphReport]) -> list[GraphPlace]:
+    """Return the places of dumps that could be read.
+
+    Raises:
+        DumpError: There is none.
+    """
+    if not any(one.num_nodes for one in reports):
+        raise DumpError(f"none of {len(reports):,} dumps could be read. {reports[0].label}: {reports[0].sentence}")
+    return [place for place, one in zip(places, reports, strict=True) if one.num_nodes]
 
 
 def _further_places(args: argparse.Namespace, options: CompareOptions) -> list[GraphPlace]:
@@ -227,7 +239,7 @@ def _further_places(args: argparse.Namespace, options: CompareOptions) -> list[G
 
 def _lone_report(lone: LonePlace, level: str) -> GraphReport:
     why = f"Not compared: {lone.why}." if lone.target or lone.golden else f"{lone.why}."
-    return GraphReport(lone.place.label, level, "", 0, why, whole=False, found=False, began=None, screen="")
+    return without_graph(lone.place.label, level, why)
 
 
 def _place_in_page(args: argparse.Namespace, reports: Sequence[GraphReport]) -> str:
@@ -316,7 +328,13 @@ def _write_database(args: argparse.Namespace, places: Sequence[GraphPlace], make
 
     def noted() -> Iterator[DumpGraph]:
         for place in counted(places, len(places), "dumps"):
-            graph = maker.read(place)
+            try:
+                graph = maker.read(place)
+            except DumpError as error:
+                if len(places) == 1:
+                    raise
+                reports.append(without_graph(place.label, place.level, f"Not judged: {error}."))
+                continue
             reports.append(maker.report(graph))
             yield graph
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,15 +198,38 @@ def read_graphs(
     *,
     options: CompareOptions | None = None,
     by_stack: bool = False,
+    damaged: list[LonePlace] | None = None,
     **which: int | None,
 ) -> Iterator[DumpGraph]:
     """Yield the graphs that `find_graphs` finds, each as `read_graph` reads it; `which`: their `step`, their `rank`.
 
+    With `damaged`, of several dumps those that are so, or whose stacks are, are put there with the reason.
+
     Raises:
-        DumpError: There is no dump of that step and rank, or one is damaged.
+        DumpError: There is no dump of that step and rank, or one is damaged; with `damaged`, the only one or all.
     """
-    for place in find_graphs(path, golden, options=options, **which):
-        yield read_graph(place, options=options, by_stack=by_stack)
+    places = find_graphs(path, golden, options=options, **which)
+    read = partial(read_graph, options=options, by_stack=by_stack)
+    if damaged is None:
+        yield from map(read, places)
+        return
+    for place in places:
+        if (graph := _read_or_note(read, place, damaged, len(places))) is not None:
+            yield graph
+
+
+def _read_or_note(
+    read: Callable[[GraphPlace], DumpGraph], place: GraphPlace, damaged: list[LonePlace], num_places: int
+) -> DumpGraph | None:
+    try:
+        graph = read(place)
+        graph.stacks()
+    except DumpError as error:
+        if len(damaged) + 1 == num_places:
+            raise
+        damaged.append(LonePlace(place.target, str(place.target.directory), "", str(error)))
+        return None
+    return graph
 
 
 def _alone(place: DumpLocation, *, by_stack: bool, alike: AlikeTrees | None) -> DumpGraph:

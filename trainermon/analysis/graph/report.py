@@ -78,6 +78,11 @@ class GraphReport(NamedTuple):
         return f"{self.model}: {self.sentence}"
 
 
+def without_graph(label: str, level: str, why: str) -> GraphReport:
+    """Return the report of a dump that has no graph: `why` is a sentence."""
+    return GraphReport(label, level, "", 0, why, whole=False, found=False, began=None, screen="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMaker:
     """Reads graphs, and makes of each what was asked for. It can be handed to another process.

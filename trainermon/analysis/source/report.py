@@ -10,6 +10,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.answer.summary import placed
 from trainermon.analysis.compare.comparison import CompareOptions
 from trainermon.analysis.compare.merging.beginnings import Beginning, first_of
+from trainermon.analysis.compare.merging.places import LonePlace
 from trainermon.analysis.graph.levels import began
 from trainermon.analysis.graph.reading import DumpGraph, lone_graphs, read_graphs
 from trainermon.analysis.source.lines import LineCalls, lines_of
@@ -87,8 +88,10 @@ def read_report(
         DumpError: There is no dump of that step and rank, or one is damaged.
     """
     seen = _Seen()
-    lines = lines_of(seen.noting(read_graphs(path, golden, step=step, rank=rank, options=options)))
-    for lone in lone_graphs(path, golden, step=step, rank=rank, options=options):
+    damaged: list[LonePlace] = []
+    graphs = read_graphs(path, golden, step=step, rank=rank, options=options, damaged=damaged)
+    lines = lines_of(seen.noting(graphs))
+    for lone in (*damaged, *lone_graphs(path, golden, step=step, rank=rank, options=options)):
         seen.note(None, lone.place.label, f"Not judged: {lone.why}.", whole=False)
     return SourceReport(
         sentence=seen.sentence,
@@ -128,11 +131,17 @@ class _Seen:
     def noting(self, graphs: Iterable[DumpGraph]) -> Iterator[DumpGraph]:
         for graph in graphs:
             self.note(began(graph), graph.label, graph.found.sentence, whole=graph.found.whole)
-            for sources in graph.sources():
-                _add_files(self.target, sources)
-            if graph.comparison is not None:
-                _add_files(self.golden, read_sources(graph.comparison.golden))
+            try:
+                self._keep_sources(graph)
+            except DumpError as error:
+                self.note(None, graph.label, f"Its code is not shown: {error}.", whole=False)
             yield graph
+
+    def _keep_sources(self, graph: DumpGraph) -> None:
+        for sources in graph.sources():
+            _add_files(self.target, sources)
+        if graph.comparison is not None:
+            _add_files(self.golden, read_sources(graph.comparison.golden))
 
 
 def _add_files(files: dict[str, SourceFile], sources: Sources) -> None:

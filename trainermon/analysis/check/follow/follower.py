@@ -130,7 +130,7 @@ class StepFollower:
         journal = journal or CheckJournal.begin(output, step.stamp, about)
         try:
             checks = list(
-                check_dumps(step.ranks, options, journal=journal, complain=lambda error: troubles.append(str(error)))
+                check_dumps(step.ranks, options, journal=journal, complain=lambda _, error: troubles.append(str(error)))
             )
         finally:
             journal.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names
-from trainermon.analysis.checkpoint.formats.safetensors_file import contiguous, read_weights
+from trainermon.analysis.checkpoint.formats.safetensors_file import WeightsRead, contiguous, read_or_note, read_weights
 from trainermon.analysis.checkpoint.formats.state_dicts import split_state
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
@@ -55,10 +55,10 @@ def is_plain_folder(folder: Path) -> bool:
     return any(name.endswith(_SUFFIXES) for name in file_names(folder))
 
 
-def open_folder(folder: Path) -> Checkpoint:
+def open_folder(folder: Path, damaged: list[str] | None = None) -> Checkpoint:
     """Return what the .npy, torch and safetensors files of a folder hold, its folders left out.
 
-    A tensor that its file alone holds has the file's name.
+    A tensor that its file alone holds has the file's name. With `damaged`, what is wrong with files is put there.
 
     Raises:
         CheckpointError: a file is damaged, or two hold a tensor of the same name.
@@ -70,9 +70,7 @@ def open_folder(folder: Path) -> Checkpoint:
         path = folder / file
         if not file.endswith(_SUFFIXES) or path.is_dir():
             continue
-        own, left, more = (
-            ({path.stem: _numpy(path, path.stem)}, (), ()) if path.suffix == ".npy" else read_weights(path)
-        )
+        own, left, more = read_or_note(_read, path, damaged)
         unread += left
         notes += [f"{file}: {note}" for note in more]
         for name, tensor in own.items():
@@ -82,6 +80,10 @@ def open_folder(folder: Path) -> Checkpoint:
                 raise CheckpointError(f"{path} and {other} both have {full!r}: open the one that is meant on its own")
             tensors[full] = TensorPieces(full, tensor.shape, tensor.dtype, tensor.pieces, tensor.notes)
     return Checkpoint(path=folder, format="folder", tensors=tensors, unread=tuple(unread), notes=tuple(notes))
+
+
+def _read(path: Path) -> WeightsRead:
+    return ({path.stem: _numpy(path, path.stem)}, (), ()) if path.suffix == ".npy" else read_weights(path)
 
 
 def _numpy(path: Path, name: str) -> TensorPieces:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,8 @@ from trainermon.analysis.tensor.dtypes import DTYPES, storage_dtype
 from trainermon.analysis.tensor.files import SAFETENSORS
 from trainermon.core.errors import CheckpointError
 
+WeightsRead = tuple[dict[str, TensorPieces], tuple[str, ...], tuple[str, ...]]
+"""The tensors of a file, the names of those that are not read, and notes."""
 INDEX_SUFFIX = ".index.json"
 _MAX_HEADER = 100_000_000  # the limit of safetensors itself
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -136,8 +140,10 @@ def weights_index(folder: Path) -> Path | None:
     return next((folder / name for name in _WEIGHTS if name in names), None)
 
 
-def open_indexed(path: Path) -> Checkpoint:
+def open_indexed(path: Path, damaged: list[str] | None = None) -> Checkpoint:
     """Return what the files of a folder of Hugging Face hold, given its index or its only file of weights.
+
+    With `damaged`, what is wrong with single files behind an index is put there.
 
     Raises:
         CheckpointError: a file is missing or damaged, or has not the tensors that the index says.
@@ -156,24 +162,43 @@ def open_indexed(path: Path) -> Checkpoint:
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise CheckpointError(f"{path} names {shard!r:.60}, outside its folder: do not trust this checkpoint")
-        if not (path.parent / shard).exists():
-            needed = next(name for name, file in weight_map.items() if file == shard)
-            raise CheckpointError(f"{path.parent / shard} is missing, {path.name} has {needed!r} there: copy it, too")
-        found, left, notes = read_weights(path.parent / shard)
+        expected = {name for name, file in weight_map.items() if file == shard}
+        read = partial(_read_shard, expected=expected, index=path.name)
+        found, left, notes = read_or_note(read, path.parent / shard, damaged)
         unread += left
         said += [f"{shard}: {note}" for note in notes]
-        expected = {name for name, file in weight_map.items() if file == shard}
-        if lacking := sorted(expected - set(found) - {name.rpartition(" (")[0] for name in left}):
-            raise CheckpointError(
-                f"{path.parent / shard} lacks {lacking[0]!r:.80}, which {path.name} has there: copy both again"
-            )
         said += [f"{shard} has {name}, which {path.name} does not name" for name in sorted(set(found) - expected)]
         tensors.update({name: tensor for name, tensor in found.items() if name in expected})
     unread_names, notes = tuple(unread), tuple(said)
     return Checkpoint(path=path.parent, format="hf", tensors=tensors, values=values, unread=unread_names, notes=notes)
 
 
-def read_weights(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ...], tuple[str, ...]]:
+def _read_shard(path: Path, *, expected: Collection[str], index: str) -> WeightsRead:
+    """Return what `read_weights` does, of a file that has all tensors `expected` by the file `index`."""
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing, {index} has {next(iter(expected))!r} there: copy it, too")
+    found, left, notes = read_weights(path)
+    if lacking := sorted(set(expected) - set(found) - {name.rpartition(" (")[0] for name in left}):
+        raise CheckpointError(f"{path} lacks {lacking[0]!r:.80}, which {index} has there: copy both again")
+    return found, left, notes
+
+
+def read_or_note(read: Callable[[Path], WeightsRead], path: Path, damaged: list[str] | None) -> WeightsRead:
+    """Return what `read` does of a file; of a damaged one nothing, where `damaged` is there to be told why.
+
+    Raises:
+        CheckpointError: it is damaged, and `damaged` is None.
+    """
+    try:
+        return read(path)
+    except CheckpointError as error:
+        if damaged is None:
+            raise
+        damaged.append(str(error))
+        return {}, (), ()
+
+
+def read_weights(path: Path) -> WeightsRead:
     """Return the tensors of a file of safetensors or torch, the names of those that are not read, and notes.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -16,10 +17,10 @@ from trainermon.dump.files.records import INFO_FILE, PARTIAL_FILE, RankLayout
 
 MERGED = ("tp", "dp", "pp")
 """Axes over which dumps are merged, in this order; Megatron numbers ranks in it."""
-_SILENT = f"{INFO_FILE} is missing, or says nothing of it"
+_SILENT = f"{INFO_FILE} is missing, damaged, or says nothing of it"
 
 
-class RankPlace(NamedTuple):
+class PlacedRank(NamedTuple):
     """One rank's dump, and its position.
 
     Attributes:
@@ -39,13 +40,10 @@ class RankPlace(NamedTuple):
         return self.layout.axes.get(axis, (0, 1))
 
 
-def place_ranks(places: Sequence[DumpLocation], sizes: Mapping[str, int] | None) -> list[RankPlace]:
+def place_ranks(places: Sequence[DumpLocation], sizes: Mapping[str, int] | None) -> list[PlacedRank]:
     """Return where the ranks with dumps at `places` stand; `sizes` is what the user says: numbers of ranks by axis.
 
     Of several ranks, those tell nothing whose dumps give no position on any axis.
-
-    Raises:
-        DumpError: dump_info.json of one is damaged.
     """
     known = [layout_at(place.directory) for place in places]
     if sizes:
@@ -53,7 +51,7 @@ def place_ranks(places: Sequence[DumpLocation], sizes: Mapping[str, int] | None)
     is_alone = num_ranks(places) == 1
     told = [layout is not None and (is_alone or bool(layout.axes)) for layout in known]
     return [
-        RankPlace(place, layout or RankLayout(), is_told, is_named=is_told)
+        PlacedRank(place, layout or RankLayout(), is_told, is_named=is_told)
         for place, layout, is_told in zip(places, known, told, strict=True)
     ]
 
@@ -66,23 +64,20 @@ def num_ranks(places: Sequence[DumpLocation]) -> int:
 def layout_at(directory: Path) -> RankLayout | None:
     """Return the rank's position and its part of the model as dump_info.json in `directory` tells; None: it does not.
 
-    Raises:
-        DumpError: dump_info.json is damaged.
+    A damaged one tells nothing here; whoever reads the dump's entries says so.
     """
-    path = directory / INFO_FILE
-    try:
-        info = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        partial = directory / PARTIAL_FILE
-        info = load_partial(partial).info if partial.exists() else {}
-    except ValueError as error:
-        raise DumpError(f"{path} is not JSON ({error}): copy the dump again") from error
-    told = info.get("layout") if isinstance(info, dict) else None
-    with well_formed(directory):
+    path, partial = directory / INFO_FILE, directory / PARTIAL_FILE
+    with contextlib.suppress(DumpError, OSError), well_formed(directory):
+        if path.exists():
+            info = json.loads(path.read_bytes())
+        else:
+            info = load_partial(partial).info if partial.exists() else {}
+        told = info.get("layout")
         return None if told is None else read_layout(told)
+    return None
 
 
-def refuse_untold(ranks: Sequence[RankPlace], axes: Sequence[str], side: str) -> None:
+def refuse_untold(ranks: Sequence[PlacedRank], axes: Sequence[str], side: str) -> None:
     """Refuse ranks that are to be put together along `axes`, if it is not told of each which part it has.
 
     `side` is `target` or `golden`. A single rank is the whole.
@@ -106,12 +101,12 @@ def refuse_untold(ranks: Sequence[RankPlace], axes: Sequence[str], side: str) ->
     )
 
 
-def taken_for_whole(rank: RankPlace) -> str:
+def taken_for_whole(rank: PlacedRank) -> str:
     """Return, as a clause, that a single rank was taken for the whole model; "" if its dump, or the user, tells."""
     return "" if rank.is_told else f"{rank.place.directory} was taken for the whole model, as {_SILENT}"
 
 
-def compared_alone(ranks: Sequence[RankPlace], others: Sequence[RankPlace], side: str) -> str:
+def compared_alone(ranks: Sequence[PlacedRank], others: Sequence[PlacedRank], side: str) -> str:
     """Return, as a clause, that the many ranks of a side may hold parts of what the fewer on the other side have.
 
     "" if there are not more, or all of them tell what they have.
@@ -126,14 +121,14 @@ def compared_alone(ranks: Sequence[RankPlace], others: Sequence[RankPlace], side
     )
 
 
-def _example(ranks: Sequence[RankPlace], axes: Sequence[str], number: int) -> str:
+def _example(ranks: Sequence[PlacedRank], axes: Sequence[str], number: int) -> str:
     """Return the sizes that those ranks tell that do; if none does, an example."""
     sizes = {axis: max(rank.at(axis)[1] for rank in ranks) for axis in MERGED}
     told = ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
     return told or f"{next((axis for axis in axes if axis != 'dp'), 'tp')}={number} (dp={number} for replicas)"
 
 
-def _said(place: DumpLocation, known: Sequence[RankLayout | None], at: int, sizes: Mapping[str, int]) -> RankPlace:
+def _said(place: DumpLocation, known: Sequence[RankLayout | None], at: int, sizes: Mapping[str, int]) -> PlacedRank:
     """Return the place of a rank as the user says it, numbered as Megatron does.
 
     What its dump does not tell, one of the same pipeline stage may: it has the same modules.
@@ -149,6 +144,6 @@ def _said(place: DumpLocation, known: Sequence[RankLayout | None], at: int, size
     layout = own if own is not None else next(alike, None)
     told = layout or RankLayout()
     others = {} if own is None else told.axes
-    return RankPlace(
+    return PlacedRank(
         place, dataclasses.replace(told, axes={**others, **axes}), is_told=True, is_named=layout is not None
     )

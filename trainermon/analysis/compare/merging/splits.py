@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainermon.analysis.compare.merging.layouts import (
     MERGED,
-    RankPlace,
+    PlacedRank,
     compared_alone,
     place_ranks,
     refuse_untold,
@@ -123,7 +123,7 @@ def bring_together(
     return list(_merged(ours, axes, "target")), list(_merged(theirs, axes, "golden"))
 
 
-def _axes_to_merge(ours: Sequence[RankPlace], theirs: Sequence[RankPlace], merged: Collection[str]) -> list[str]:
+def _axes_to_merge(ours: Sequence[PlacedRank], theirs: Sequence[PlacedRank], merged: Collection[str]) -> list[str]:
     sizes = {axis: (_size(ours, axis), _size(theirs, axis)) for axis in MERGED}
     parted = _partial(ours) != _partial(theirs)
     return [
@@ -133,21 +133,21 @@ def _axes_to_merge(ours: Sequence[RankPlace], theirs: Sequence[RankPlace], merge
     ]
 
 
-def _size(ranks: Sequence[RankPlace], axis: str) -> int:
+def _size(ranks: Sequence[PlacedRank], axis: str) -> int:
     return max((rank.at(axis)[1] for rank in ranks), default=1)
 
 
-def _partial(ranks: Sequence[RankPlace]) -> bool:
+def _partial(ranks: Sequence[PlacedRank]) -> bool:
     return any(rank.layout.partial for rank in ranks)
 
 
-def _alone(ranks: Sequence[RankPlace], others: Sequence[RankPlace], side: str) -> list[DumpLocation]:
+def _alone(ranks: Sequence[PlacedRank], others: Sequence[PlacedRank], side: str) -> list[DumpLocation]:
     assumed = compared_alone(ranks, others, side)
     return [rank.place._replace(assumed=assumed) for rank in ranks]
 
 
-def _merged(ranks: Sequence[RankPlace], axes: Sequence[str], side: str) -> Iterator[DumpLocation]:
-    groups: dict[tuple[object, ...], list[RankPlace]] = defaultdict(list)
+def _merged(ranks: Sequence[PlacedRank], axes: Sequence[str], side: str) -> Iterator[DumpLocation]:
+    groups: dict[tuple[object, ...], list[PlacedRank]] = defaultdict(list)
     for rank in ranks:
         rest = tuple(sorted((axis, at) for axis, (at, _) in rank.layout.axes.items() if at and axis not in axes))
         groups[rank.place.step, rank.place.attempt, rest].append(rank)
@@ -173,7 +173,7 @@ def _check_single(place: DumpLocation, sizes: Mapping[str, int] | None) -> None:
         )
 
 
-def _check_complete(members: Sequence[RankPlace], axes: Sequence[str], side: str) -> None:
+def _check_complete(members: Sequence[PlacedRank], axes: Sequence[str], side: str) -> None:
     """Refuse ranks of a whole, unless each place on `axes` is that of one of them."""
     step, found = members[0].place.step, f"found {len(members)} rank{'' if len(members) == 1 else 's'}"
     taken = Counter(tuple(member.at(axis)[0] for axis in axes) for member in members)

@@ -25,8 +25,10 @@ from trainermon.analysis.diagnosis.against.trained_sets import TrainedSets, find
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, NextCollection, Symptom
 from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
 from trainermon.analysis.diagnosis.wording import counted, named
+from trainermon.core.errors import DumpError
 
 MAX_CALLS = 5
+MAX_DAMAGED = 2
 _NAMES = {LOSS: "loss", GRAD_NORM: "gradient norm"}
 
 
@@ -37,11 +39,13 @@ class _ComparedDumps(NamedTuple):
         step: The step; None: not known.
         found: How they differ.
         unread: The dumps, of every step that was looked at, of which not all was compared.
+        damaged: Why those of them were not that could not be read.
     """
 
     step: int | None
     found: DumpDifference
     unread: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
 
 
 def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None) -> Diagnosis:
@@ -50,15 +54,17 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
     With `step`, only that step is looked at.
 
     Raises:
-        DumpError: a side is no directory of a run or of dumps, or a dump is damaged.
+        DumpError: a side is no directory of a run or of dumps, or nothing but damaged dumps could be compared.
     """
     ours, theirs = open_side(Path(run_dir)), open_side(Path(reference))
     rows = _compare_rows(ours, theirs, step)
     at_step = rows.step if rows is not None and rows.step is not None else step
     is_split = rows is not None and bool(rows.split)
     dumps = None if is_split else _first_dump_difference(ours, theirs, at_step)
+    if rows is None and dumps is not None and not dumps.found.ranks:
+        raise DumpError(f"no dump could be compared: {dumps.damaged[0]}")
     if dumps is not None and dumps.found.first is not None:
-        diagnosis = from_dumps(ours, dumps.step, dumps.found, rows)
+        diagnosis = _with_unread(from_dumps(ours, dumps.step, dumps.found, rows), dumps)
     elif rows is not None and rows.step is not None:
         diagnosis = from_rows(ours, rows)
     else:
@@ -124,20 +130,30 @@ def _first_limit(rows: RowDifference | None) -> float:
 def _first_dump_difference(ours: RunSide, theirs: RunSide, step: int | None) -> _ComparedDumps | None:
     """Return the first step of which the dumps differ, else the first with calls on one side only, else the last.
 
-    None without dumps in common.
+    None without dumps in common. A step of which all dumps are damaged is passed over.
     """
-    last = one_sided = None
+    shown = one_sided = None
     unread: list[str] = []
+    damaged: list[tuple[str, str]] = []
     paired = pair_dumps(ours, theirs, step)
     for at, pairs in paired.items():
-        last = _ComparedDumps(at, compare_dumps(pairs, ours.places))
-        if last.found.first is not None:
-            return last
-        if one_sided is None and last.found.one_sided:
-            one_sided = last
-        unread += [rank.pair.label for rank in last.found.ranks if not rank.comparison.is_whole]
-    shown = one_sided or last
-    return None if shown is None else shown._replace(unread=(*unread, *lone_dumps(ours, theirs, step, paired)))
+        found = compare_dumps(pairs, ours.places)
+        damaged += found.damaged
+        if found.first is not None:
+            return _ComparedDumps(at, found, *_texts(damaged))
+        shown = _ComparedDumps(at, found) if found.ranks or shown is None else shown
+        if one_sided is None and found.one_sided:
+            one_sided = shown
+        unread += [rank.pair.label for rank in found.ranks if not rank.comparison.is_whole]
+    shown = one_sided or shown
+    if shown is None:
+        return None
+    labels, why = _texts(damaged)
+    return shown._replace(unread=(*labels, *unread, *lone_dumps(ours, theirs, step, paired)), damaged=why)
+
+
+def _texts(damaged: Sequence[tuple[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(label for label, _ in damaged), tuple(why for _, why in damaged)
 
 
 def _equal(ours: RunSide, rows: RowDifference | None, dumps: _ComparedDumps | None) -> Diagnosis:
@@ -153,6 +169,7 @@ def _equal(ours: RunSide, rows: RowDifference | None, dumps: _ComparedDumps | No
     headline = "No difference from the reference was found" + "".join(one.limits for one in agreed)
     if dumps is not None and dumps.found.one_sided:
         headline = f"No value differs from the reference, but step {dumps.step} has calls on one side only"
+        headline += _not_whole(dumps.unread) if dumps.damaged else ""
     return Diagnosis(
         verdict=DiagnosisVerdict.EQUAL,
         run_id=ours.run_id,
@@ -182,12 +199,29 @@ def _rows_agree(rows: RowDifference) -> _Agreement:
     return _Agreement(said, [*alone, *rows.set_aside], limits)
 
 
+def _with_unread(diagnosis: Diagnosis, dumps: _ComparedDumps) -> Diagnosis:
+    """Return what was found in those dumps that could be read, with a word on the others."""
+    if not dumps.unread:
+        return diagnosis
+    return dataclasses.replace(
+        diagnosis,
+        headline=f"{diagnosis.headline}{_not_whole(dumps.unread)}",
+        reason=". ".join([diagnosis.reason, *dumps.damaged[:MAX_DAMAGED]]),
+        unread=dumps.unread,
+    )
+
+
+def _not_whole(unread: Sequence[str]) -> str:
+    return f"; {named(unread)} {'was' if len(unread) == 1 else 'were'} not compared as a whole"
+
+
 def _dumps_agree(dumps: _ComparedDumps) -> _Agreement:
-    said = [f"the dumps of {counted(len(dumps.found.ranks), 'rank')} differ by no more than rounding"]
+    ranks = counted(len(dumps.found.ranks), "rank")
+    said = [f"the dumps of {ranks} differ by no more than rounding"] if dumps.found.ranks else []
+    said += dumps.damaged[:MAX_DAMAGED]
     if keys := dumps.found.one_sided:
         said.append(f"only one side calls {', '.join(keys[:MAX_CALLS])}{' ...' if len(keys) > MAX_CALLS else ''}")
-    verb = "was" if len(dumps.unread) == 1 else "were"
-    limits = f"; {named(dumps.unread)} {verb} not compared as a whole" if dumps.unread else ""
+    limits = _not_whole(dumps.unread) if dumps.unread else ""
     return _Agreement(said, list(dumps.unread), limits)
 
 

@@ -16,6 +16,7 @@ from trainermon.analysis.compare.merging.places import PlacePair
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
 from trainermon.analysis.diagnosis.domains import Places
 from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall, communications, earliest, receives
+from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import RawDump, load_raw, split_key
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 
@@ -144,12 +145,14 @@ class DumpDifference:
         origins: The calls whose difference none of the others explains.
         first: The earliest of them; None if nothing differs.
         is_tied: Whether communication was seen that orders the ranks.
+        damaged: What could not be compared: the pair's step and rank, and why.
     """
 
     ranks: tuple[RankComparison, ...]
     origins: tuple[CallDifference, ...] = ()
     first: CallDifference | None = None
     is_tied: bool = False
+    damaged: tuple[tuple[str, str], ...] = ()
 
     @property
     def one_sided(self) -> tuple[str, ...]:
@@ -167,17 +170,21 @@ class DumpDifference:
 def compare_dumps(pairs: Sequence[PlacePair], places: Places) -> DumpDifference:
     """Compare the dumps of all ranks of one step with the reference's.
 
-    Return what differs, and which call was the first. `places` are the ranks' positions on the axes (tp, pp …).
-
-    Raises:
-        DumpError: a dump is damaged.
+    Return what differs, and which call was the first; what is damaged is told apart. `places` are the ranks' positions
+    on the axes (tp, pp …).
     """
-    ranks = tuple(_compared(number, pair) for number, pair in enumerate(pairs))
-    candidates = {found.event: found for rank in ranks for found in _candidates(rank)}
+    read = [_compared_or_why(number, pair) for number, pair in enumerate(pairs)]
+    ranks = tuple(one for one in read if isinstance(one, RankComparison))
+    damaged = tuple(
+        (pair.label or str(pair.target.directory), why)
+        for pair, why in zip(pairs, read, strict=True)
+        if isinstance(why, str)
+    )
+    candidates = {one.event: one for rank in ranks for one in _candidates(rank)}
     calls: dict[int, list[CommunicationCall]] = {rank.rank: communications(rank.raw, rank.rank) for rank in ranks}
     origins = tuple(candidates[event] for event in earliest(candidates, calls))
-    first = min(origins, key=lambda found: _place(found, places), default=None)
-    return DumpDifference(ranks=ranks, origins=origins, first=first, is_tied=any(calls.values()))
+    first = min(origins, key=lambda one: _place(one, places), default=None)
+    return DumpDifference(ranks=ranks, origins=origins, first=first, is_tied=any(calls.values()), damaged=damaged)
 
 
 def differing_rows(call: CallResult) -> list[ResultRow]:
@@ -194,6 +201,13 @@ def differing_rows(call: CallResult) -> list[ResultRow]:
         and not any(text.startswith("error: dtype") for text in row.messages)
         and not (fills and row.target is not None and row.target.state == INPUT)
     ]
+
+
+def _compared_or_why(number: int, pair: PlacePair) -> RankComparison | str:
+    try:
+        return _compared(number, pair)
+    except DumpError as error:
+        return str(error)
 
 
 def _compared(number: int, pair: PlacePair) -> RankComparison:
