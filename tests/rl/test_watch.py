@@ -1,6 +1,7 @@
 """The watch: what it writes, hands to a monitor, and survives."""
 
 import dataclasses
+import json
 import os
 import threading
 import warnings
@@ -13,6 +14,7 @@ from tests.rl.policies import Step
 from trainermon import rl
 from trainermon.core.catalogue import ROLLOUT_SERIES
 from trainermon.core.errors import DumpError
+from trainermon.core.values import as_plain
 from trainermon.rl.files import read_reports, read_sent
 from trainermon.rl.snapshots import snapshot
 from trainermon.rl.steps import series_of
@@ -31,6 +33,16 @@ def test_a_version_as_which_nothing_was_sent_is_a_difference(watch, caplog):
 
     assert watch.report(1).causes[0].evidence == "as version 2 no tensor was sent"
     assert "no tensor was sent as version 2" in caplog.text
+
+
+@pytest.mark.parametrize("form", [lambda held: held, lambda held: json.dumps(as_plain(held))])
+def test_digests_are_taken_as_hold_gives_them_and_as_json(watch, form):
+    list(watch.sent({"a": torch.ones(2, 3).bfloat16()}.items(), version=1))
+
+    watch.take(form(rl.hold({"a": torch.zeros(2, 3).bfloat16()}.items(), version=1, engine="e")))
+
+    tell(watch, 1, Step(1))
+    assert str(watch.report(1).causes[0].cause) == "weights differ"
 
 
 def tell(watch, number, made, *, parts=1):

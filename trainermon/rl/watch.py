@@ -216,10 +216,11 @@ class Watch:
             )
             files.write_digest(self.folder, held)
 
-    def take(self, digests: str | bytes) -> None:
-        """Take the digests of what an engine's rank holds, as JSON: where it cannot write into the watch's folder."""
+    def take(self, digests: WeightDigest | str | bytes) -> None:
+        """Take the digests of what an engine's rank holds, or JSON of them: where it cannot write into the folder."""
         with self._contained("take"):
-            files.write_digest(self.folder, files.digest_from_json(digests))
+            held = digests if isinstance(digests, WeightDigest) else files.digest_from_json(digests)
+            files.write_digest(self.folder, held)
 
     def save(self, **stages: Any) -> None:
         """Keep stages of the step (prompt, response, reward, advantage, …) in files, see `rl.StageRecorder`."""

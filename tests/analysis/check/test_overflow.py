@@ -85,6 +85,26 @@ def test_a_dump_without_overflow_says_so(tmp_path, capsys):
     assert main(["check", "overflow"]) == 1
 
 
+@pytest.mark.parametrize(
+    "change", [{"output": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [math.nan]}]}, None]
+)
+@pytest.mark.parametrize("step", [torch.sigmoid, torch.square])
+def test_a_call_whose_entry_cannot_be_read_is_not_said_to_be_finite(tmp_path, capsys, step, change):
+    directory = recorded(tmp_path, lambda: (step(HALF), torch.tanh(SINGLE)))
+    path = directory / "dump.json"
+    whole = json.loads(path.read_text())
+    whole["data"]["Torch.tanh.0.forward"] = whole["data"]["Torch.tanh.0.forward"] | change if change else None
+    path.write_text(json.dumps(whole))
+
+    assert main(["check", "overflow", str(directory), "--exit-code"]) == 4
+
+    headline, *_, last = capsys.readouterr().out.splitlines()[1:]
+    assert headline.endswith("; 1 could not be read")
+    assert ("no call overflowed" in headline) is (step is torch.sigmoid)
+    assert "unknown     Torch.tanh.0.forward" in last
+    assert "its entry is damaged" in last
+
+
 def test_without_tensors_the_reason_is_not_known(tmp_path):
     directory = recorded(tmp_path, lambda: torch.square(SINGLE))
     for file in (directory / "dump_tensor_data").iterdir():

@@ -28,7 +28,7 @@ from trainermon.core.terminal.progress import ProgressBar, counted
 from trainermon.core.terminal.results import write_text, writing_text
 from trainermon.core.terminal.statuses import add_exit_code, exit_status
 from trainermon.core.values import TextEnum, as_plain
-from trainermon.dump.files.reader import gap_notes, is_spoiled, load_raw, parse_dump
+from trainermon.dump.files.reader import DAMAGED_ENTRY, gap_notes, is_spoiled, load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, FORWARD, EntryRecord, TensorRecord
 from trainermon.dump.files.verdicts import NonfiniteCause
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
@@ -102,8 +102,8 @@ def overflows_of(directory: Path) -> list[CallOverflow]:
     """Return the calls of the dump in `directory` whose results or gradients overflowed, in the order of the dump.
 
     Calls of modules consist of calls of functions, and are left out. Of a backward the gradients count that it gave
-    back to what the call takes; where others are added to one, the class is UNKNOWN. Cost: up to four runs of each of
-    those calls.
+    back to what the call takes; where others are added to one, the class is UNKNOWN. So it is of a call whose entry
+    cannot be read, last, whether it overflowed or not. Cost: up to four runs of each of those calls.
 
     Raises:
         DumpError: There is no dump, or it is damaged.
@@ -124,7 +124,12 @@ def overflows_of(directory: Path) -> list[CallOverflow]:
 
     chosen = (entry for entry in entries if entry.direction in (FORWARD, BACKWARD))
     found = [_classified(call_of, entry) for entry in chosen if any(map(_may_overflow, entry.outputs))]
-    return [one for one in found if one is not None]
+    unread = [
+        CallOverflow(key=key, cause=OverflowClass.UNKNOWN, reason=reason)
+        for key, reason in damaged.items()
+        if not key.startswith("Module.")
+    ]
+    return [*(one for one in found if one is not None), *unread]
 
 
 def _may_overflow(record: TensorRecord) -> bool:
@@ -239,12 +244,14 @@ def _write_files(found: Mapping[str, Sequence[CallOverflow]], folder: Path, form
 
 def _lines(source: str, calls: Sequence[CallOverflow]) -> Iterator[str]:
     yield source
-    limit = "; the dump is not whole" if gap_notes(Path(source)) else ""
-    if not calls:
+    known = [call for call in calls if not call.reason.startswith(DAMAGED_ENTRY)]
+    limit = f"; {len(calls) - len(known)} could not be read" if len(known) < len(calls) else ""
+    limit += "; the dump is not whole" if gap_notes(Path(source)) else ""
+    if known:
+        counts = Counter(call.cause for call in known)
+        parts = ", ".join(f"{counts[cause]} {cause}" for cause in OverflowClass if counts[cause])
+        verb = "call" if len(known) == 1 else "calls"
+        yield f"  {len(known)} {verb} overflowed: {parts}; first: {known[0].key}{limit}"
+    else:
         yield f"  no call overflowed{limit}"
-        return
-    counts = Counter(call.cause for call in calls)
-    parts = ", ".join(f"{counts[cause]} {cause}" for cause in OverflowClass if counts[cause])
-    verb = "call" if len(calls) == 1 else "calls"
-    yield f"  {len(calls)} {verb} overflowed: {parts}; first: {calls[0].key}{limit}"
     yield from (f"  {call.cause:<12}{call.key:<44} {call.reason}" for call in calls)
