@@ -126,7 +126,7 @@ def test_clipping_is_no_change_where_most_parameters_have_no_gradient(places):
     assert not [key for of in rows.values() for key in of if key.slot == GRADIENT_AT_STEP]
 
 
-@pytest.mark.parametrize("container", [list, tuple])
+@pytest.mark.parametrize("container", [list, tuple, lambda found: dict(zip("dg", found, strict=True))])
 def test_several_optimizers_are_refused_with_the_line_to_write(places, container):
     model = nn.Linear(2, 1)
     optimizers = container(torch.optim.SGD([p], lr=0.1) for p in model.parameters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +60,7 @@ def detect(
     names = [framework] if framework else list(FRAMEWORKS)
     if names[0] not in FRAMEWORKS:
         raise AttachError(f"framework: found {shown(framework)}, expected one of {', '.join(FRAMEWORKS)}")
-    if isinstance(optimizer, list | tuple):
+    if isinstance(optimizer, list | tuple | Mapping):
         raise AttachError(
             f"optimizer: found {len(optimizer)} in a {type(optimizer).__name__}, expected the one whose step() ends a "
             f"training step; watch each with the model that it steps, under a name of its own: {one_of_several}"
