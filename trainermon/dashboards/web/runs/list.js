@@ -108,7 +108,8 @@ export class RunTable {
     const found = this.#found();
     // Equal rows are not built anew: a click or a screen reader in the middle of them would lose its place.
     const shown = JSON.stringify([found, this.state.runs, this.state.sort]);
-    setText(byId("count"), found.length === this.#runs.length ? `${formatStep(found.length)} runs` : `${formatStep(found.length)} of ${formatStep(this.#runs.length)} runs`);
+    const all = `${formatStep(this.#runs.length)} ${this.#runs.length === 1 ? "run" : "runs"}`;
+    setText(byId("count"), found.length === this.#runs.length ? all : `${formatStep(found.length)} of ${all}`);
     this.#showChosen();
     if (shown === this.#shown) return;
     this.#shown = shown;
