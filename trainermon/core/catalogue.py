@@ -135,6 +135,9 @@ EVAL_MODE_SERIES = "eval_mode"
 MODULE_SETTINGS_SERIES = "module_settings"
 """`Kind.STEP`: a digest of how the modules of a class are set, the slot is its name; on the first step."""
 
+TORCH_WARNED_SERIES = "torch_warned"
+"""`Kind.STEP`: 1 on the step on which torch has warned of what makes a training wrong; the slot tells of what."""
+
 BACKWARDS_MISSING_SERIES = "backwards_missing"
 """`Kind.STEP`: how many backwards fewer than the script has said a step had; no row before the first such step."""
 

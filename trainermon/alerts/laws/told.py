@@ -8,7 +8,15 @@ from functools import partial
 import numpy as np
 
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
-from trainermon.core.catalogue import CLIPPED_LATE, FROZEN_MOVED, GRADIENT_LOST, NOT_HELD, NOT_STEPPED, STEP_REPEATED
+from trainermon.core.catalogue import (
+    CLIPPED_LATE,
+    FROZEN_MOVED,
+    GRADIENT_LOST,
+    NOT_HELD,
+    NOT_STEPPED,
+    STEP_REPEATED,
+    TORCH_WARNED_SERIES,
+)
 from trainermon.core.derived import SUM
 from trainermon.core.values import Kind
 
@@ -159,5 +167,29 @@ TOLD: tuple[Law, ...] = (
             "a trainer or a callback steps before the loop clips",
         ),
         look_at="the order of backward, clipping and step: the step has used gradients that were not clipped",
+    ),
+    Law(
+        name="not-warned",
+        sentence="torch has nothing to say against the script.",
+        broken="torch has warned of what makes a training silently wrong",
+        is_of_the_whole=True,
+        rows=(Kind.STEP,),
+        phase="before_step",
+        names=(f"{TORCH_WARNED_SERIES}.*",),
+        relation=partial(Told, name=TORCH_WARNED_SERIES, kind=Kind.STEP),
+        tolerance="none: five kinds of warnings that never come in a training that does what it seems to",
+        exceptions=(
+            "the shapes of a loss that is computed without gradients, as in a validation",
+            "a schedule that is before the optimizer where a loss scaler skips steps",
+            "what the script's filters leave out, or what came before the monitor was there",
+        ),
+        causes=(
+            "target_of_another_shape: a loss of [n, 1] and [n] compares each with each",
+            "nothing_is_clipped: clip_grad_norm_ was given a generator of parameters that was read before",
+            "samples_of_each_worker: each worker of an IterableDataset yields all samples",
+            "zero_grad_of_a_copy: a module that DataParallel has copied clears nothing",
+            "schedule_before_step: scheduler.step() comes before optimizer.step(), which loses the first rate",
+        ),
+        look_at="the warning in the rank's output: it names the line",
     ),
 )

@@ -31,6 +31,7 @@ from trainermon.monitor.taps.loop.late_clipping import LateClipping
 from trainermon.monitor.taps.loop.left_out import LeftOut
 from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
+from trainermon.monitor.taps.loop.torch_warnings import TorchWarnings
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
@@ -91,6 +92,7 @@ class TapCollection:
         self._frozen_moves = FrozenMoves(training, collector, _rarely(config))
         self._module_settings = ModuleSettings(training, collector)
         self._repeated = RepeatedSteps(training, collector, steps)
+        self._warnings = TorchWarnings(collector, guard)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -120,6 +122,7 @@ class TapCollection:
     def attach(self) -> None:
         """Attach every hook that is needed on a step that is collected."""
         config = self._config
+        self._warnings.attach()
         if config.wg_distribution:
             self.gradients.attach(per_micro_step=config.monitor_mbs_grad)
             self._kept.attach()
@@ -138,6 +141,7 @@ class TapCollection:
 
     def detach(self) -> None:
         """Remove all hooks of the taps."""
+        self._warnings.detach()
         self.gradients.detach()
         self._kept.detach()
         self._late_clipping.detach()
@@ -218,6 +222,7 @@ class TapCollection:
         self._values.at_exit(outcome)
         self._late_clipping.step_ended()
         self._module_settings.step_ended()
+        self._warnings.step_ended(is_scaled=self._context.steps.in_float16)
         self._kept.step_ended()
         if self._config.wg_distribution:
             self._left_out.step_ended()
