@@ -12,8 +12,10 @@ import getpass
 import http.client
 import json
 import re
+import shutil
 import socket
 import sys
+import textwrap
 import time
 import urllib.error
 from pathlib import Path
@@ -27,6 +29,8 @@ from trainermon.exporters.node_agent import find_agent
 from trainermon.exporters.store.query import find_run
 
 _TIMEOUT_S = 10.0
+_MIN_TEXT = 60  # columns of a terminal that the text needs to stand beside the others
+_INDENT = 4
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([mhd])")
 _MINUTES = {"m": 1.0, "h": 60.0, "d": 1440.0}
 
@@ -122,9 +126,25 @@ def _line(alert: Alert, handling: AlertHandling, now_s: float) -> str:
         [f"known to {known.by} since {_clock(known.time_s)}{f': {known.note}' if known.note else ''}"] if known else []
     )
     said += [f"silenced until {_clock(quiet.until_s)}"] if quiet else []
-    return "  ".join(
-        [alert.id, f"{alert.severity:8}", f"{alert.state:8}", alert.message, *(f"[{text}]" for text in said)]
+    columns = f"{alert.id}  {alert.severity:8}  {alert.state:8}  "
+    text = "  ".join([alert.message, *(f"[{one}]" for one in said)])
+    return _wrapped(columns, text) if sys.stdout.isatty() else columns + text
+
+
+def _wrapped(columns: str, text: str) -> str:
+    """Return a row for a terminal, the lines of its text below one another; of a narrow one, below the columns."""
+    width = shutil.get_terminal_size().columns
+    is_wide = width >= len(columns) + _MIN_TEXT
+    indent = " " * (len(columns) if is_wide else _INDENT)
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=columns if is_wide else indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    return "\n".join(lines if is_wide else [columns.rstrip(), *lines])
 
 
 def _clock(time_s: float) -> str:

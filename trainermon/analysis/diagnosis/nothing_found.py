@@ -23,7 +23,7 @@ def nothing_found(evidence: StepEvidence) -> Diagnosis:
         verdict=DiagnosisVerdict.FINITE,
         run_id=evidence.run_id,
         headline=f"{what} was non-finite in {read}",
-        reason=sentence(inner or evidence.largest or f"all values that {_REACHED[bool(evidence.unread)]} are finite"),
+        reason=sentence(inner or _all_finite(evidence)),
         unread=evidence.unread,
     )
 
@@ -40,6 +40,13 @@ def _nothing_known(evidence: StepEvidence) -> Diagnosis:
         reason=reason,
         unread=evidence.unread,
     )
+
+
+def _all_finite(evidence: StepEvidence) -> str:
+    """Return that all values are finite, the largest of them, and what to do where the run is wrong all the same."""
+    largest = f"; of step {evidence.step}, {evidence.largest}" if evidence.largest else ""
+    found = f"all values that {_REACHED[bool(evidence.unread)]} are finite{largest}"
+    return f"{found}. If the run is wrong all the same, --against a sound one finds where they part"
 
 
 _REACHED = {False: "were collected", True: "could be read"}
