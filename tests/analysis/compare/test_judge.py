@@ -247,6 +247,18 @@ def test_few_other_elements_of_an_input_explain_all_that_follows(greatest, takes
     assert bool(comparison.blamed) == (takes_gradient or greatest > 4.0)
 
 
+def test_a_norm_that_was_added_up_in_another_order_tells_of_no_other_input(tmp_path):
+    """The squares of the parts of a batch are added up where ranks are put together: another last bit of float64."""
+
+    def data(norm, made):
+        image = tensor(shape=(64, 64), requires_grad=False) | {"Max": 4.0, "Min": -4.0, "Mean": 0.0, "Norm": norm}
+        return {LINEAR: forward(image, output=form(made)), BLOCK: forward(image, output=form(made))}
+
+    target, golden = data(math.nextafter(64.0, 65.0), 64.64), data(64.0, 64.0)
+
+    assert found(tmp_path, target, golden, {LINEAR: BLOCK, BLOCK: None}).blamed
+
+
 def test_what_a_kink_turned_is_hidden_in_statistics_and_seen_where_the_gradient_goes(tmp_path):
     """A gradient passes relu on one side alone in a few elements: no extremum, and little of a norm."""
 

@@ -15,6 +15,9 @@ from trainermon.analysis.compare.verdicts import TypePairs
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 
+_ADDED_UP = 2.0**-48
+"""What a statistic of equal elements may differ by where parts of ranks were added up in another order, in float64."""
+
 
 def has_other_input(pairs: Sequence[CallPair], flow: CallFlow, floor_of: Callable[[DumpCall, DumpCall], float]) -> bool:
     """Return whether the model was given another input: a call was, before any call made something else.
@@ -98,7 +101,7 @@ def has_nan_backward(flow: CallFlow) -> bool:
 def _is_other(error: TensorError) -> bool:
     """Return whether few elements of a tensor are others, and it is not one that was rounded to another type."""
     is_one_type = error.item.dtype == error.golden.dtype
-    rounded = 0.0 if is_one_type else least_rounding(roundoff((error.item, error.golden)))
+    rounded = _ADDED_UP if is_one_type else least_rounding(roundoff((error.item, error.golden)))
     return error.size > rounded and is_sparse(error.item, error.golden)
 
 
