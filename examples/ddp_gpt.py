@@ -151,8 +151,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fault", choices=["none", "weight", "activation", "gradient"], default="none")
     parser.add_argument("--fault-step", type=int, default=40)
     parser.add_argument("--fault-rank", type=int, default=1)
-    parser.add_argument("--fault-layer", default="h.2.mlp.0", help="name of a module")
-    return parser.parse_args()
+    parser.add_argument("--fault-layer", help="name of a module (default: in the middle)")
+    arguments = parser.parse_args()
+    arguments.fault_layer = arguments.fault_layer or f"h.{arguments.layers // 2}.mlp.0"
+    return arguments
+
+
+def build_model() -> GPT:
+    """Return the model of the script's arguments; `trainermon replay --model ddp_gpt.py:build_model` calls it, too."""
+    arguments = parse_arguments()
+    torch.manual_seed(0)
+    return GPT(layers=arguments.layers, width=arguments.width, heads=arguments.heads, context=arguments.context)
 
 
 def main() -> None:
@@ -160,8 +169,7 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    torch.manual_seed(0)
-    gpt = GPT(layers=arguments.layers, width=arguments.width, heads=arguments.heads, context=arguments.context)
+    gpt = build_model()
     fault = Fault(arguments, gpt, rank)
     model = DistributedDataParallel(gpt) if dist.is_initialized() else gpt
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, weight_decay=0.1)

@@ -252,3 +252,17 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "opened/again").symlink_to(tmp_path / "opened/own")
 
     assert [place.path.name for place in find_places([tmp_path / "opened"])] == ["again", "own"]
+
+
+def test_runs_are_found_in_the_folder_that_holds_theirs_and_no_deeper(tmp_path: Path) -> None:
+    store_run(tmp_path / "job/trainermon_output/first", StoredCurves.made(2), segments=1)
+
+    assert [place.path.name for place in find_places([tmp_path / "job"])] == ["first"]
+    assert find_places([tmp_path]) == []
+
+
+def test_beside_runs_nothing_is_looked_through(tmp_path: Path) -> None:
+    for run in ("first", "data/second"):
+        store_run(tmp_path / run, StoredCurves.made(2), segments=1)
+
+    assert [place.path.name for place in find_places([tmp_path])] == ["first"]

@@ -83,7 +83,7 @@ def listed(opened: Sequence[Path], *, as_json: bool = False) -> str:
     if as_json:
         return json.dumps([facts.as_plain() for facts in found], indent=1) + "\n"
     if not found:
-        return f"no runs in {', '.join(map(str, opened))}\n"
+        return f"no runs in {', '.join(map(str, opened))}, nor in the folders directly in it\n"
     lines = aligned([_HEAD, *map(_cells, found)], right=_NUMBERS)
     if any(facts.step is not None and facts.loss is None for facts in found):
         lines.append("loss –: none is recorded; call monitor.record(loss=loss) in each step")

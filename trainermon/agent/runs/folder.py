@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class RunPlace(NamedTuple):
 
 
 def find_places(opened: Sequence[Path]) -> list[RunPlace]:
-    """Return the runs in `opened`, each of which is a run or a folder of runs, once each.
+    """Return the runs in `opened`, each of which is a run, a folder of runs, or a folder of such folders, once each.
 
     A link that leads out of an opened folder is left out: what is shown lies where the user has said. A folder that is
     gone, or may not be read, has no runs.
@@ -40,17 +40,23 @@ def find_places(opened: Sequence[Path]) -> list[RunPlace]:
     ]
 
 
-def _runs_of(folder: Path) -> Iterator[Path]:
+def _runs_of(folder: Path) -> list[Path]:
     if is_run(folder):
-        yield folder
-        return
+        return [folder]
+    top = folder.resolve()
+    inside = _folders_in(folder)
+    runs = [path for path in inside if _lies_in(path, top)]
+    if runs:  # what else lies beside runs may be large: checkpoints, data
+        return runs
+    return [path for each in inside if not each.is_symlink() for path in _folders_in(each) if _lies_in(path, top)]
+
+
+def _folders_in(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            found = sorted(Path(entry.path) for entry in entries if entry.is_dir())
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
     except OSError:
-        return
-    top = folder.resolve()
-    yield from (path for path in found if _lies_in(path, top))
+        return []
 
 
 def _lies_in(path: Path, top: Path) -> bool:

@@ -135,7 +135,10 @@ def find_builder(name: str) -> Callable[[], nn.Module]:
         raise DumpError(f"--model {name}: {module_name} cannot be imported from {folder} ({error})") from error
     function: Callable[[], nn.Module] | None = getattr(module, function_name, None)
     if function is None:
-        raise DumpError(f"--model {name}: {module.__file__} has no function {function_name}")
+        raise DumpError(
+            f"--model {name}: {module.__file__} has no function {function_name}; expected is one of yours that takes no"
+            " arguments and returns the model, as training does before it is wrapped"
+        )
     return function
 
 
