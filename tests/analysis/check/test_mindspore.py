@@ -83,3 +83,14 @@ def test_a_function_of_which_nothing_is_known_is_not_judged(dump):
 
     assert "no function of torch is known" in calls["Functional.rotated_iou.0.forward"].reason
     assert calls["Functional.rotated_iou.0.forward"].status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    "key", ["Tensor.reshape.0", "Functional.gather.0", "Tensor.__add__.0", "Tensor.mean.0.backward"]
+)
+def test_a_script_of_one_is_refused_with_what_to_do(dump, tmp_path, capsys, key):
+    """A script of torch's function would say nothing of MindSpore's kernel."""
+    assert main(["script", str(dump), key, "-o", str(tmp_path / "out")]) == 1
+
+    assert "a call of MindSpore, and scripts are made of torch's" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

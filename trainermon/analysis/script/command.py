@@ -30,6 +30,7 @@ from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, EntryRec
 from trainermon.replay.dumped_calls import rebuild
 from trainermon.replay.dumped_modules import UnknownModuleError
 from trainermon.replay.inputs.random_calls import rebuild_random
+from trainermon.replay.mindspore_calls import is_of_mindspore
 
 # Of msprobe's op_generate; what it asks for beyond this is refused by name.
 _THEIR_KEYS = frozenset(
@@ -147,6 +148,10 @@ def _recorded(directory: Path, key: str, seed: int | None = None) -> ReproducedC
         near = difflib.get_close_matches(f"{key}.{FORWARD}", entries, n=1)
         advice = f"did you mean {near[0]}?" if near else "`trainermon check run` lists its calls"
         raise DumpError(f"{directory} has no forward call {key}; {advice}")
+    if is_of_mindspore(raw.data[entry.key]):
+        raise DumpError(
+            f"{entry.key}: a call of MindSpore, and scripts are made of torch's calls; `trainermon check run` judges it"
+        )
     given = (directory, raw.data, entry)
     try:
         dumped = rebuild(*given) if seed is None else rebuild_random(*given, seed)
