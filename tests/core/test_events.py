@@ -16,6 +16,7 @@ from trainermon.core.events import (
     DumpStatus,
     EventType,
     FailedEvent,
+    GapEvent,
     RankEvent,
     ReplayEvent,
     UnknownEvent,
@@ -27,6 +28,8 @@ from trainermon.core.events import (
 EVENTS: list[tuple[RankEvent, dict[str, Any]]] = [
     (WarningEvent(message="m"), {"type": "warning", "message": "m"}),
     (DetachedEvent(message="m"), {"type": "detached", "message": "m"}),
+    (GapEvent(first=4, last=5, message="m"), {"type": "gap", "first": 4, "last": 5, "message": "m"}),
+    (GapEvent(first=4, last=None, message="m"), {"type": "gap", "first": 4, "last": None, "message": "m"}),
     (
         FailedEvent(step=3, message="boom", time_s=9.5),
         {"type": "failed", "step": 3, "message": "boom", "time_s": 9.5},

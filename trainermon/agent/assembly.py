@@ -29,6 +29,7 @@ from trainermon.agent.exports import ExportProcess
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.follower import FollowedRecord, JournalFollower
 from trainermon.agent.hang.records import LastRecords
+from trainermon.agent.health import UnseenSteps
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.orders.commands import CommandBook
 from trainermon.agent.orders.dumps import RunDumps
@@ -219,7 +220,8 @@ def _connect(
     records = LastRecords()
     checksums, folds = ReplicaChecksums(), FoldedRows()
     shown = (MetricsConsumer(views.metrics), HistoryConsumer(views.history))
-    consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums, folds)
+    health = UnseenSteps(judge.report)
+    consumers = (judge, *shown, integrity, health, reactions, dump_reports, records, checksums, folds)
     rows = AcceleratorRows(max_age_s=validity_s(settings.agent.accelerators_s))
     pipeline = _pipeline(place, settings, executor, consumers=consumers, extend=rows.extend)
     return AgentParts(

@@ -1,5 +1,6 @@
 """Whether the monitor itself works: what the agent says about its own parts, as statements for `reported` rules.
 
+    monitor-blind              nothing is collected of a rank's steps: it detached, or another optimizer is stepped
     monitor-records-lost       ranks left out records, or files were gone before they were read, in the last minutes
     monitor-lagging            the rules see steps long after their end
     monitor-store-failing      nothing could be stored for a while
@@ -15,10 +16,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainermon.alerts.reported import AgentStatement
+from trainermon.agent.consumers import RecordConsumer
+from trainermon.alerts.reported import BLIND_RULE, AgentStatement
+from trainermon.core.events import DetachedEvent, GapEvent, RankEvent
+from trainermon.core.journal import Header
+from trainermon.core.values import SeriesKey, StatBlock
 from trainermon.exporters.store.store import SetAside
 
 if TYPE_CHECKING:
@@ -59,6 +64,49 @@ class HealthReadings:
     set_aside: SetAside = dataclasses.field(default_factory=SetAside)
     num_export_failures: int = 0
     faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class UnseenSteps(RecordConsumer):
+    """Raises and ends the alerts on ranks of whose steps nothing is collected any more, from what they report.
+
+    Args:
+        report: Receives what is to be said.
+    """
+
+    def __init__(self, report: Callable[[AgentStatement], None]) -> None:
+        self._report = report
+        self._steps: dict[int, int] = {}
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Note how far the rank has been seen."""
+        del keys
+        self._steps[header.coordinates.rank] = block.step
+
+    def on_event(self, header: Header, event: RankEvent) -> None:
+        """Say that nothing is collected any more, or was not for some steps."""
+        rank = header.coordinates.rank
+        match event:
+            case GapEvent():
+                first = self._steps.get(rank, -1) + 1 if event.first is None else event.first
+                self._say(header, first, event.last, event.message)
+            case DetachedEvent():
+                self._say(header, self._steps.get(rank, -1) + 1, None, event.message)
+
+    def _say(self, header: Header, first: int, last: int | None, why: str) -> None:
+        steps = f"from step {first} on" if last is None else f"of steps {first} to {last}"
+        begun = AgentStatement(
+            rule=BLIND_RULE,
+            holds=True,
+            rank=header.coordinates.rank,
+            attempt=header.attempt,
+            step=first if last is None else last,
+            first_step=first,
+            time_s=time.time(),
+            detail=f"{steps}: {why}",
+        )
+        self._report(begun)
+        if last is not None:
+            self._report(dataclasses.replace(begun, holds=False, detail=f"watched again from step {last + 1} on"))
 
 
 class MonitorHealth:

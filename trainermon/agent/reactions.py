@@ -29,6 +29,7 @@ from trainermon.core.events import (
     DetachedEvent,
     DumpEvent,
     DumpStatus,
+    GapEvent,
     RankEvent,
     ReplayEvent,
     WarningEvent,
@@ -210,6 +211,8 @@ class Reactions(RecordConsumer):
         match event:
             case WarningEvent() | DetachedEvent():
                 _log.warning("rank %d %s: %s", rank, event.type, event.message)
+            case GapEvent():
+                _log.warning("rank %d gap, steps %s to %s: %s", rank, event.first, event.last or "", event.message)
             case ConfigurationEvent():
                 level = logging.INFO if event.status is ConfigurationStatus.APPLIED else logging.WARNING
                 reason = f": {event.reason}" if event.reason else ""

@@ -17,6 +17,9 @@ from trainermon.alerts.state import alert_id
 from trainermon.alerts.wording import filled_in
 from trainermon.core.values import Alert, AlertCondition, AlertState, Finding, Kind, SeriesKey
 
+BLIND_RULE = "monitor-blind"
+"""The rule on ranks of whose steps nothing is collected."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatement:

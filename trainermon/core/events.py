@@ -23,6 +23,7 @@ class EventType(TextEnum):
 
     WARNING = "warning"
     DETACHED = "detached"
+    GAP = "gap"
     FAILED = "failed"
     CONFIGURATION = "configuration"
     REPLAY = "replay"
@@ -69,6 +70,22 @@ class DetachedEvent:
     """Reports that the monitor has detached after an error of its own; the run goes on unmonitored."""
 
     type: ClassVar[EventType] = EventType.DETACHED
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GapEvent:
+    """Reports steps of which nothing is collected, as the monitor does not see them.
+
+    Attributes:
+        first: The first of them.
+        last: The last one; None: it is not over.
+        message: Why, in words.
+    """
+
+    type: ClassVar[EventType] = EventType.GAP
+    first: int | None
+    last: int | None
     message: str
 
 
@@ -160,7 +177,9 @@ class UnknownEvent:
 
 
 _Status = TypeVar("_Status", DumpStatus, ConfigurationStatus)
-RankEvent = WarningEvent | DetachedEvent | FailedEvent | ConfigurationEvent | ReplayEvent | DumpEvent | UnknownEvent
+RankEvent = (
+    WarningEvent | DetachedEvent | GapEvent | FailedEvent | ConfigurationEvent | ReplayEvent | DumpEvent | UnknownEvent
+)
 
 
 def encode(event: RankEvent) -> dict[str, Any]:
@@ -196,6 +215,10 @@ def _warning(plain: Mapping[str, Any]) -> WarningEvent:
 
 def _detached(plain: Mapping[str, Any]) -> DetachedEvent:
     return DetachedEvent(message=_text(plain, "message"))
+
+
+def _gap(plain: Mapping[str, Any]) -> GapEvent:
+    return GapEvent(first=_whole(plain, "first"), last=_whole(plain, "last"), message=_text(plain, "message"))
 
 
 def _failed(plain: Mapping[str, Any]) -> FailedEvent:
@@ -242,6 +265,7 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], RankEvent]] = MappingProxy
     {
         EventType.WARNING.value: _warning,
         EventType.DETACHED.value: _detached,
+        EventType.GAP.value: _gap,
         EventType.FAILED.value: _failed,
         EventType.CONFIGURATION.value: _configuration,
         EventType.REPLAY.value: _replay,

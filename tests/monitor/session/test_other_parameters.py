@@ -108,6 +108,23 @@ def test_of_what_is_new_the_gradients_are_shown_and_of_what_was_replaced_nothing
     assert not any(key.kind is Kind.PARAM_USED for step in rows.values() for key in step)
 
 
+@pytest.mark.parametrize("interval", [1, 2])
+def test_a_parameter_that_is_frozen_detaches_nothing_where_hooks_are_attached_anew(places, interval):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(QUIET | {"step_interval": interval, "monitor_mbs_grad": True}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for step in range(STEPS):
+            model[2].requires_grad_(requires_grad=step < CHANGED)
+            model(torch.arange(5)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    journal = RankJournal(only_spool(places[0]))
+    assert sorted(journal.rows) == [*range(0, STEPS, interval)]
+    assert not [event for event in journal.events if event["type"] == "detached"]
+
+
 def test_nothing_is_said_of_what_the_script_moves_or_freezes(places, caplog):
     caplog.set_level(logging.WARNING, "trainermon")
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from trainermon.alerts.laws.law import Law, StepPhase
 from trainermon.alerts.laws.registry import LAWS, law_of
 from trainermon.alerts.log import AlertLog
+from trainermon.alerts.reported import BLIND_RULE
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, Symptom
 from trainermon.analysis.diagnosis.origin import INPUT, OPTIMIZER
 from trainermon.analysis.diagnosis.rows.order import module_of
@@ -32,11 +33,13 @@ class _RunAlerts:
     """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end.
 
     `before` are those of earlier attempts that tell of what is computed; what ended one, as a dead rank, is over.
+    `gaps` are those on ranks of whose steps nothing was collected; one that is not over is among `fired`, too.
     """
 
     fired: Sequence[Alert]
     still: Sequence[Alert]
     before: Sequence[Alert]
+    gaps: Sequence[Alert]
 
 
 def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
@@ -47,10 +50,12 @@ def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
     run is slow is none. A text says which rules still fire: `straggler (rank 1,
     since step 131)`. What did go wrong followed from the law that was broken until then, or from rates in which ranks
     differed: a reduction that loses what it carried makes copies part, and a norm of zero makes a ratio NaN.
+    Steps of which nothing was collected are named with the evidence, and in the headline while they go on.
     """
     if found.attempt is None:
         return found
     alerts = _alerts_of(run_dir, found.attempt)
+    found = dataclasses.replace(found, evidence=(*found.evidence, *(alert.message for alert in alerts.gaps)))
     return (_gravest if found.verdict is DiagnosisVerdict.FINITE else _broken_first)(run_dir, found, alerts)
 
 
@@ -111,19 +116,26 @@ def _of_the_start(run_dir: Path) -> tuple[str, ...]:
 
 def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
     logs = [AlertLog(log) for log in sorted(run_dir.glob("nodes/*/alerts.jsonl"))]
-    told = [alert for log in logs for alert in log.read() if alert.state is AlertState.FIRING and _has_weight(alert)]
+    firing = [alert for log in logs for alert in log.read() if alert.state is AlertState.FIRING]
+    told = [alert for alert in firing if _has_weight(alert)]
+    still = [alert for log in logs for alert in log.open_alerts() if _has_fired(alert, attempt)]
     return _RunAlerts(
-        fired=[alert for alert in told if alert.attempt == attempt],
-        still=[alert for log in logs for alert in log.open_alerts() if _has_fired(alert, attempt)],
+        fired=[
+            *(alert for alert in told if alert.attempt == attempt),
+            *(alert for alert in still if alert.rule == BLIND_RULE),
+        ],
+        still=still,
+        gaps=[alert for alert in firing if alert.rule == BLIND_RULE and alert.attempt == attempt],
         before=[one for one in told if one.attempt < attempt and one.condition is not AlertCondition.REPORTED],
     )
 
 
 def _order(alert: Alert) -> tuple[object, ...]:
-    """Of what began in one step, what is earlier in it comes first: from it the rest may have followed."""
+    """Of what began in one step, what is earlier in it comes first: the rest may have followed. Gaps are last."""
     law = _law_of(alert)
     phase = _PHASES.index(law.phase) if law else len(_PHASES)
-    return _GRAVITY[alert.severity], not alert.law, alert.first_step, phase, alert.rule, alert.rank
+    is_gap = alert.rule == BLIND_RULE
+    return _GRAVITY[alert.severity], is_gap, not alert.law, alert.first_step, phase, alert.rule, alert.rank
 
 
 def _told(found: Diagnosis, alert: Alert, alerts: _RunAlerts, otherwise: str) -> Diagnosis:

@@ -56,6 +56,10 @@ class HeldPlaces:
         self._begin()
         return message
 
+    def follow(self, optimizer: Any) -> None:
+        """Compare with what `optimizer` steps from now on; the next look goes through all parameters."""
+        self._optimizer, self._num_stepped = optimizer, -1
+
     def _begin(self) -> None:
         """Take the model as it is now for what is to be found later."""
         modules = [module for root in self._roots for module in root.modules()]

@@ -92,6 +92,15 @@ class PlainTraining(Training):
             before, after = hooks.entry(guard, begins), hooks.exit(guard, ends)
         return [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
 
+    def follow(self, optimizer: Any) -> bool:
+        """Take `optimizer` for the outer one from now on, unless it steps a share of its parameters only."""
+        if is_sharding(optimizer):
+            return False
+        self.optimizer, self._num_stepped = optimizer, -1
+        if self._held is not None:
+            self._held.follow(optimizer)
+        return True
+
     def is_stepping(self) -> bool:
         """Return whether the optimizer's `step` is running now."""
         return next(_steps_of(self.optimizer, sys._getframe()), None) is not None
@@ -227,6 +236,11 @@ def _unwrapped(chunks: Sequence[nn.Module]) -> str:
     modules = [(name, module) for chunk in chunks for name, module in chunk.named_modules()]
     wrapped = [name for name, module in modules if isinstance(module, DistributedDataParallel)]
     return f"only {', '.join(wrapped)} is in a wrapper" if wrapped else "the model is in no wrapper"
+
+
+def is_sharding(optimizer: object) -> bool:
+    """Return whether each rank's step of this optimizer moves a share of its parameters only."""
+    return any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__)
 
 
 def modules_of(chunks: Sequence[nn.Module]) -> tuple[WatchedModule, ...]:

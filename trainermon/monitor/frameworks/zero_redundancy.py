@@ -23,6 +23,11 @@ class ZeroRedundancyTraining(ddp.DdpTraining):
     framework = "zero_redundancy"
     optimizer: Any
 
+    def follow(self, optimizer: Any) -> bool:
+        """Return False: which parameters another one steps on this rank is not known."""
+        del optimizer
+        return False
+
     def reduced_gradients(self) -> list[Tensor | None]:
         """Return, by parameter, its `.grad` if this rank owns it, else None."""
         return self._owned(super().reduced_gradients())
@@ -41,8 +46,7 @@ class ZeroRedundancyTraining(ddp.DdpTraining):
 
 def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
     """Return whether the optimizer is a ZeroRedundancyOptimizer of a model in DistributedDataParallel."""
-    is_sharded = any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__)
-    return is_sharded and ddp.recognises(chunks, optimizer)
+    return plain.is_sharding(optimizer) and ddp.recognises(chunks, optimizer)
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates) -> ZeroRedundancyTraining:

@@ -42,6 +42,11 @@ class DueTaps:
         self.schedule = Schedule(max(config.start_step, step), config.step_interval, config.collect_times)
         self.collection = TapCollection(self.context, config, first=step)
 
+    def renew(self, step: int) -> None:
+        """Make the taps anew, from `step` on: the optimizer is another one."""
+        self.detach()
+        self.collection = TapCollection(self.context, self._config, first=step)
+
     def prepare(self, step: int, *, is_ordered: bool) -> None:
         """Attach the taps if `step` is collected, else detach them.
 

@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from trainermon.hooks.guard import ContainedCall, FaultGuard, never_compiled
 from trainermon.monitor.session.phases import QuietSteps
+from trainermon.monitor.session.unseen_changes import OtherSteps
 from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
 PROFILER_RANGE = "trainermon.step"
@@ -28,6 +29,8 @@ class StepHooks:
         self._training = training
         self._guard = guard
         self._handles: list[TapHandle] = []
+        self._of_step: list[TapHandle] = []
+        self._watch: Callable[[], list[TapHandle]] = list
 
     def attach(
         self,
@@ -35,23 +38,35 @@ class StepHooks:
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],  # the counterpart of entry
         quiet: QuietSteps,
+        others: OtherSteps,
         state_is_read: Callable[..., None],
     ) -> None:
         """Have `entry()` called when the optimizer's step begins, `exit(outcome)` when it ends.
 
-        A short step that is `quiet` is counted instead. `state_is_read` is called when the model's `state_dict` is
-        read. A profile that the user takes shows the first two as ranges `trainermon.step`.
+        A short step that is `quiet` is counted instead. `others` looks at other optimizers' steps. `state_is_read` is
+        called when the model's `state_dict` is read. A profile that the user takes shows the first two as ranges
+        `trainermon.step`.
         """
-        self._handles = self._training.watch_step(
+        self._watch = lambda: self._training.watch_step(
             self._guard, entry=_shown(entry), exit=_shown(exit), hooks=_QuietHooks(quiet)
         )
-        self._handles.extend(self._watch_checkpoints(state_is_read))
+        self._of_step = self._watch()
+        self._handles = [*others.attach(self._guard), *self._watch_checkpoints(state_is_read)]
+
+    def follow(self) -> None:
+        """Hook the steps of the optimizer that the training has now, and no more those of the one before."""
+        self._remove(self._of_step)
+        self._of_step = self._watch()
 
     def detach(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        self._remove(self._of_step)
+        self._remove(self._handles)
+
+    def _remove(self, handles: list[TapHandle]) -> None:
+        for handle in handles:
             handle.remove()
-        self._handles.clear()
+        handles.clear()
 
     def _watch_checkpoints(self, state_is_read: Callable[..., None]) -> list[TapHandle]:
         """Have every checkpoint noticed: hook the reading of one module's state in each stage; return the hooks."""

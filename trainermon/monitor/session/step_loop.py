@@ -29,7 +29,7 @@ from trainermon.monitor.session.phases import CurrentStep, QuietSteps, StepPhase
 from trainermon.monitor.session.recorded import StepRecorder
 from trainermon.monitor.session.script_values import ScriptValues
 from trainermon.monitor.session.step_hooks import StepHooks
-from trainermon.monitor.session.unseen_changes import UnseenChanges
+from trainermon.monitor.session.unseen_changes import OtherSteps, UnseenChanges
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import StepOutcome, Training
@@ -98,6 +98,7 @@ class StepLoop:
         has_news: Callable[[], bool],
     ) -> None:
         training, guard = parts.training, parts.guard
+        self._training = training
         self._step = CurrentStep(step)
         self._dumps = parts.dumps
         self._between_steps, self._has_news = between_steps, has_news
@@ -130,6 +131,8 @@ class StepLoop:
         self.taps = DueTaps(context, config, first=step)
         self._check = FiniteGradientCheck(parts.dumps.replays, self.taps, self._step, self.phases)
         self._unseen = UnseenChanges(training, self.collector, guard)
+        self._others = OtherSteps(training, follow=self._follow, miss=self._miss)
+        self._blind_since: int | None = None
         self._hooks = StepHooks(training, guard)
         self._prepared: tuple[bool, bool] | None = None  # for what: whether it is due, whether it may be replayed
 
@@ -142,7 +145,11 @@ class StepLoop:
         """Hook the optimizer's step, and prepare the first one."""
         self.phases.beat(Phase.SETUP)
         self._hooks.attach(
-            entry=self._entry, exit=self._exit, quiet=self._quiet, state_is_read=self.phases.state_is_read
+            entry=self._entry,
+            exit=self._exit,
+            quiet=self._quiet,
+            others=self._others,
+            state_is_read=self.phases.state_is_read,
         )
         self.collector.begin(self.step)
         self._prepare()
@@ -175,6 +182,7 @@ class StepLoop:
         it is what the training `failed` in, or its gradients are not finite.
         """
         self._quiet.end()
+        self._others.training_ends()
         self.values.settle(is_over=True)
         self._hooks.detach()
         if self._step.number == self._step.first:
@@ -184,7 +192,7 @@ class StepLoop:
         is_bad = failed or self.collector.any_nonfinite(self.taps.gradients)
         self.detach_taps()
         self.collector.seal_ended()
-        if is_thrown_away:
+        if is_thrown_away or self._blind_since is not None:
             self.collector.reset_step()
         elif not is_bad:
             self.collector.reset_step(but=self.values.recorder.filed)
@@ -243,15 +251,57 @@ class StepLoop:
         self._check.backward_ended()
 
     def _give_up(self) -> None:
-        logger.warning(
-            "%d backward passes since the last step of the watched optimizer: it is not used any more, and nothing is "
-            "collected until it steps; call set_monitor with the optimizer that is used",
-            self.steps.backward,
+        self._lose(
+            f"{self.steps.backward} backward passes since the last step of the watched optimizer: it is not used any "
+            "more; call set_monitor with the optimizer that is used"
         )
         self._check.is_pending = False
         self.collector.reset_step()
         self.detach_taps()
         self.phases.beat(Phase.DETACHED)
+
+    def _follow(self, optimizer: Any, num_steps: int) -> bool:
+        """Watch `optimizer`, which the script has stepped `num_steps` times in the place of the watched one.
+
+        What was taken meanwhile is of several steps, and left out. Returns whether this optimizer can be watched.
+        """
+        before = type(self._training.optimizer).__name__
+        if not self._training.follow(optimizer):
+            return False
+        self._quiet.end()
+        self.values.settle()
+        self.collector.seal_ended()
+        self.collector.reset_step()
+        self._dumps.replays.reset()
+        self._hooks.follow()
+        first = self._step.number
+        self._start_counting()
+        self._step.number += num_steps
+        self.collector.tell_gap(
+            first,
+            first + num_steps - 1,
+            f"the script steps another optimizer ({type(optimizer).__name__}) in the place of the watched {before}; it "
+            f"is watched from step {self._step.number} on",
+        )
+        self.taps.renew(self._step.number)
+        self._prepared, self._blind_since = None, None
+        self._step_began()
+        return True
+
+    def _miss(self, optimizer: Any) -> None:
+        """Say that another optimizer is stepped, and not the watched one."""
+        watched, other = type(self._training.optimizer).__name__, type(optimizer).__name__
+        self._lose(
+            f"the script steps another optimizer ({other}), which does not hold all that the watched {watched} does; "
+            "close() this monitor and call set_monitor of a new one with it"
+        )
+
+    def _lose(self, why: str) -> None:
+        """Say, once, that nothing is collected from the open step on, until the watched optimizer steps."""
+        if self._blind_since is None:
+            self._quiet.end()
+            self._blind_since = self._step.number
+            self.collector.tell_gap(self._step.number, None, why)
 
     def _entry(self) -> None:
         if self._quiet.are_on and self._quiet.enter():
@@ -277,7 +327,13 @@ class StepLoop:
         self.values.take_duration()
         self._dumps.finish_step()
         self._start_counting()
+        if self._blind_since is not None:
+            self.collector.tell_gap(self._blind_since, self._step.number, "the watched optimizer is stepped again")
+            self._blind_since = None
         self._step.number += 1
+        self._step_began()
+
+    def _step_began(self) -> None:
         step = self._step.number
         self.collector.begin(step)
         self.values.step_began()

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from trainermon.core.events import WarningEvent
+from trainermon.core.events import GapEvent, WarningEvent
 from trainermon.core.journal import JournalWriter
 from trainermon.core.journal.frames import BlockFrame
 from trainermon.core.values import STATISTICS, BlockHistograms, Placement, SeriesKey, StatBlock
@@ -367,6 +367,12 @@ class RowCollector:
         """Write a message to the log and to the journal."""
         logger.warning(message)
         self._journal.append_event(WarningEvent(message=message))
+
+    def tell_gap(self, first: int, last: int | None, why: str) -> None:
+        """Write to log and journal that nothing is collected of the steps from `first` to `last`; None: it goes on."""
+        steps = f"from step {first} on" if last is None else f"of steps {first} to {last}"
+        logger.warning("nothing is collected %s: %s", steps, why)
+        self._journal.append_event(GapEvent(first=first, last=last, message=why))
 
     def _refuse(self, count: int) -> None:
         if not self.refused:

@@ -215,6 +215,14 @@ class Training(abc.ABC):
         `hooks` makes them; by default `guard` does.
         """
 
+    def follow(self, optimizer: Any) -> bool:
+        """Take `optimizer` for the outer one from now on; return False, and change nothing, where that cannot be done.
+
+        It holds all that the one before holds and that still needs a gradient.
+        """
+        del optimizer
+        return False
+
     def is_stepping(self) -> bool:
         """Return whether the outer step that has begun still runs; it may have been left by an exception."""
         return True
