@@ -71,6 +71,45 @@ def test_without_modules_it_came_in_with_the_backward_behind_it(family, tmp_path
     assert (call.target.direction, call.origin) == ("backward", "input.0")
 
 
+def scales_what_comes_back(module):
+    """Change the gradient of what the module returns, as a hook on a tensor does."""
+
+    def watch(_, given, made):
+        made.register_hook(lambda gradient: 1.05 * gradient)
+
+    module.register_forward_hook(watch)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("language", "layers.1.up"),  # whose gradient is one sum with that of another module
+        ("language", "layers.1.norm"),
+        ("language", "layers.1.drop"),  # which hands on what it is given
+        ("language", "layers.1.mix"),
+        ("language", "layers.2"),
+        ("images", "body"),
+        ("images", "body.1"),
+        ("table", "right.2"),
+        ("experts", "router"),
+    ],
+)
+@every_level
+@pytest.mark.parametrize("change", [scales_what_it_passes_back, scales_what_comes_back])
+def test_a_gradient_that_changes_between_two_backwards_is_an_origin(family, name, level, change, tmp_path):
+    target = build(family)
+    change(target.get_submodule(name))
+    record(tmp_path / "target", target, level=level)
+    record(tmp_path / "golden", build(family), level=level)
+
+    for mode in MODES:
+        blamed = compared(tmp_path, mode).blamed
+        assert blamed[0].target.direction in ("backward", "parameters_grad")
+        assert blamed[0].origin == "input.0" or not blamed[0].input_error
+        if change is scales_what_it_passes_back and level != "L1":
+            assert f"Module.{name}." in " ".join(call.key for call in blamed)
+
+
 def unseen(factor):
     """Return a hook that changes what a module is given, where no dump looks."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,6 +99,8 @@ class SharedGradients:
         self._consumers: dict[Value | None, list[str]] = defaultdict(list)
         self._handed: dict[Value | None, list[str]] = defaultdict(list)
         self._theirs: dict[Value | None, list[str]] = defaultdict(list)
+        self._their_handed: dict[Value | None, list[str]] = defaultdict(list)
+        self._taken: set[tuple[Value | None, Value | None]] = set()
 
     def add(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
         """Register that `item` is a result of the target's backward call `key`.
@@ -107,9 +109,13 @@ class SharedGradients:
         """
         (self._handed if is_handed else self._consumers)[value_of(item)].append(key)
 
-    def add_theirs(self, key: str, item: DumpRow) -> None:
-        """Register that `item` is a result, not merely passed on, of the golden partner of the backward call `key`."""
-        self._theirs[value_of(item)].append(key)
+    def add_theirs(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
+        """Register the same of the golden partner of the backward call `key`."""
+        (self._their_handed if is_handed else self._theirs)[value_of(item)].append(key)
+
+    def add_taken(self, ours: DumpRow, theirs: DumpRow) -> None:
+        """Register what a backward call was given on either side."""
+        self._taken.add((value_of(ours), value_of(theirs)))
 
     def consumers(self, item: DumpRow) -> Sequence[str]:
         """Return the keys of the backward calls that have the gradient `item` among their results.
@@ -120,16 +126,39 @@ class SharedGradients:
         return self._consumers.get(value, ()) if value else ()
 
     def handed(self, item: DumpRow) -> Sequence[str]:
-        """Return the keys of the backward calls that were given the gradient `item` and returned it unchanged."""
+        """Return the keys of the modules' backwards that were given the gradient `item` and returned it unchanged."""
         value = value_of(item)
-        return self._handed.get(value, ()) if value is not None else ()
+        handed = self._handed.get(value, ()) if value is not None else ()
+        return [key for key in handed if key.startswith(f"{MODULE}.")]  # a function does nothing to what it hands on
 
-    def num_consumers(self, error: TensorError) -> tuple[int, int]:
-        """Return of how many backward calls the gradient is a result: (in the target, in the golden dump)."""
+    def num_terms(self, key: str, error: TensorError) -> tuple[int, int]:
+        """Return of how many backward calls a result of `key` is the sum: (in the target, in the golden dump).
+
+        Both are the same where it is one sum, whatever each call shows of it: it is what a later backward was given on
+        both sides, and calls that show another value on one side are within or around those that show it.
+        """
         ours, theirs = value_of(error.item), value_of(error.golden)
-        return (
-            self._num_innermost(self._consumers.get(ours, ())) if ours else 1,
-            self._num_innermost(self._theirs.get(theirs, ())) if theirs else 1,
+        of_ours, of_theirs = self._consumers.get(ours, ()), self._theirs.get(theirs, ())
+        if not ours or not theirs or key not in of_theirs:
+            return 1, 1
+        all_ours = [*of_ours, *self._handed.get(ours, ())]
+        all_theirs = [*of_theirs, *self._their_handed.get(theirs, ())]
+        if (ours, theirs) in self._taken and self._covers(all_ours, of_theirs) and self._covers(all_theirs, of_ours):
+            return 1, 1
+        return self._num_innermost(of_ours), self._num_innermost(of_theirs)
+
+    def are_unlike(self, error: TensorError) -> bool:
+        """Return whether unlike numbers of backward calls have a gradient among their results, on both sides some."""
+        of_ours = self._consumers.get(value_of(error.item), ())
+        of_theirs = self._theirs.get(value_of(error.golden), ())
+        return bool(of_ours and of_theirs) and self._num_innermost(of_ours) != self._num_innermost(of_theirs)
+
+    def _covers(self, keys: Sequence[str], others: Sequence[str]) -> bool:
+        """Return whether each of the calls `others` is one of `keys`, or within or around one of them."""
+        within = {each for key in keys for each in above(key, self._parents)}
+        return all(
+            other in keys or other in within or any(each in keys for each in above(other, self._parents))
+            for other in others
         )
 
     def _num_innermost(self, keys: Sequence[str]) -> int:
@@ -241,7 +270,7 @@ class CallFlow:
         return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
 
     def hands_on(self, item: DumpRow, key: str) -> bool:
-        """Return whether another backward was given the gradient `item` and returned it unchanged.
+        """Return whether the backward of another module was given the gradient `item` and returned it unchanged.
 
         One that is nested with `key` does not count.
         """
@@ -256,9 +285,23 @@ class CallFlow:
         """Return the keys of the backward calls whose results add up to the gradient `item`."""
         return self._shared.consumers(item)
 
-    def num_consumers(self, error: TensorError) -> tuple[int, int]:
-        """Return of how many backward calls the gradient is a result: (in the target, in the golden dump)."""
-        return self._shared.num_consumers(error)
+    def awaits(self, item: DumpRow, key: str, judged: Set[str]) -> bool:
+        """Return whether a backward that is not among those `judged` adds to a gradient: so it was not given it.
+
+        One that is nested with `key` does not count.
+        """
+        return any(
+            each not in judged and not self.is_within(each, key) and not self.is_within(key, each)
+            for each in self.consumers(item)
+        )
+
+    def num_terms(self, key: str, error: TensorError) -> tuple[int, int]:
+        """Return of how many backward calls a result of `key` is the sum: (in the target, in the golden dump)."""
+        return self._shared.num_terms(key, error)
+
+    def are_unlike(self, error: TensorError) -> bool:
+        """Return whether unlike numbers of backward calls have a gradient among their results, on both sides some."""
+        return self._shared.are_unlike(error)
 
     def in_order(self, keys: Sequence[str | None]) -> list[int]:
         """Return the positions of the calls `keys` in an order in which each comes after those within it.
@@ -266,15 +309,32 @@ class CallFlow:
         Backwards may be written before theirs. Gradients of parameters come last, as they depend on all backwards of
         their module.
         """
-        last = {key: position for position, key in enumerate(keys) if key is not None}
+        last, behind = self._behind_makers({key: position for position, key in enumerate(keys) if key is not None})
         for position, key in enumerate(keys):
+            position = last.get(key, position) if key is not None else position
             for above in self.above(key) if key is not None else ():
                 if last.get(above, position) < position:
                     last[above] = position
         inner = [self.inner[key] if key is not None else 0 for key in keys]
         ends = [last[key] if key is not None else at for at, key in enumerate(keys)]
         late = [key is not None and f".{PARAMETERS_GRAD}." in key for key in keys]
-        return sorted(range(len(keys)), key=lambda at: (late[at], ends[at], inner[at]))
+        waits = [behind.get(key, 0) for key in keys]
+        return sorted(range(len(keys)), key=lambda at: (late[at], ends[at], inner[at], waits[at]))
+
+    def _behind_makers(self, places: Mapping[str, int]) -> tuple[dict[str, int], Counter[str | None]]:
+        """Return the positions `places` of calls, and behind how many others at the same position each of them comes.
+
+        Backwards are moved to where what they were given was made: that call is written once all gradients that it
+        makes are known, so what takes one of these may be written before it.
+        """
+        found, behind = dict(places), Counter[str | None]()
+        for key, position in places.items():
+            for error in self.facts[key].given if f".{BACKWARD}" in key else ():
+                for maker in self.consumers(error.item):
+                    if found.get(maker, -1) > position and not self.is_within(maker, key):
+                        found[key] = max(found[key], found[maker])
+                        behind[key] = max(behind[key], behind[maker] + 1)
+        return found, behind
 
     def above(self, key: str) -> Iterator[str]:
         """Yield the keys of the calls around the call `key`, innermost first."""
@@ -291,10 +351,8 @@ class CallFlow:
                 continue
             if ours.shape != theirs.shape and ours.is_tensor and theirs.is_tensor:
                 facts.is_mispaired = True
-            if ours.state == OUTPUT and is_gradient:
-                self._shared.add(call.key, ours, is_handed=value_of(ours) in passed)
-            if ours.state == OUTPUT and is_gradient and value_of(theirs) not in their_passed:
-                self._shared.add_theirs(call.key, theirs)
+            if call.direction == BACKWARD:
+                self._share(call, ours, theirs, is_handed=(value_of(ours) in passed, value_of(theirs) in their_passed))
             self._dtypes.add(ours.dtype)
             self._dtypes.add(theirs.dtype)
             size = difference.relative
@@ -309,6 +367,14 @@ class CallFlow:
         if facts.given and facts.made:
             facts.made = [error for error in facts.made if not _is_handed_on(error, facts.given)]
         return facts
+
+    def _share(self, call: DumpCall, ours: DumpRow, theirs: DumpRow, *, is_handed: tuple[bool, bool]) -> None:
+        """Register a row of a backward that both sides have."""
+        if ours.state == INPUT:
+            self._shared.add_taken(ours, theirs)
+        elif ours.state == OUTPUT:
+            self._shared.add(call.key, ours, is_handed=is_handed[0])
+            self._shared.add_theirs(call.key, theirs, is_handed=is_handed[1])
 
     def _nest(self, call: DumpCall) -> None:
         facts = self.facts[call.key]

@@ -154,6 +154,7 @@ class CallJudge:
         self._nan = dumps.find_nan() if has_nan_backward(self._flow) else ""
         self._gaps: dict[str, tuple[str, float]] = {}
         self._blamed_within: set[str] = set()
+        self._judged_keys: set[str] = set()
 
     def judge(self) -> list[CallResult]:
         """Return the result of every call (its rows, its errors, whether it is to blame), in the order of the pairs."""
@@ -167,6 +168,7 @@ class CallJudge:
             rows = tuple(ResultRow(ours, theirs, difference, UNMATCHED) for ours, theirs, difference in compared)
             return CallResult(target=call, golden=golden, rows=rows, result=UNMATCHED)
         facts = self._flow.facts[call.key]
+        self._judged_keys.add(call.key)
         if not (facts.given or facts.made or facts.is_mispaired):
             judged = self._equal(call)
         elif self._is_rounded(call, facts):
@@ -333,7 +335,8 @@ class CallJudge:
         others = self._flow.consumers(error.item) if call.direction == BACKWARD else ()
         if any(call.key in self._flow.above(key) for key in others):
             return False  # a call within this one is judged for it: a backward may be complete before those within it
-        return not (is_trivial(call) and any(key != call.key for key in others))
+        around = {call.key, *self._flow.above(call.key)}
+        return not (is_trivial(call) and any(key not in around for key in others))
 
     def _is_first(self, call: DumpCall, error: TensorError, before: float) -> bool:
         """Return whether a NaN or Inf of one side, another index, or bits of which no more is known began in a call."""
@@ -345,7 +348,7 @@ class CallJudge:
         """Return, by place, why a gradient is not the same thing on both sides: they are sums over other calls."""
         found = {}
         for error in facts.made if call.direction == BACKWARD and call.key != self._nan else ():
-            ours, theirs = self._flow.num_consumers(error)
+            ours, theirs = self._flow.num_terms(call.key, error)
             if ours and theirs and ours != theirs:
                 found[error.item.place] = (
                     f"a gradient that {ours} results share here, and {theirs} in the golden dump: sums of other terms."
@@ -411,10 +414,10 @@ class CallJudge:
 
     def _is_made(self, call: DumpCall, error: TensorError, floor: float) -> bool:
         """Return whether an input may come of what the call around this one had at that time."""
-        if call.direction == BACKWARD and (
-            self._flow.consumers(error.item) or self._flow.hands_on(error.item, call.key)
-        ):
-            return True
+        if call.direction == BACKWARD:
+            is_shared = bool(self._flow.consumers(error.item)) and not self._flow.are_unlike(error)
+            if is_shared or self._flow.hands_on(error.item, call.key):
+                return True
         had = self._around(call)
         if not math.isfinite(error.size):
             return bool(had) and (math.isnan(had) or not math.isnan(error.size))
@@ -441,7 +444,7 @@ class CallJudge:
                 break
 
     def _remember(self, call: DumpCall, made: list[TensorError]) -> None:
-        around = self._flow.around[call.key]
+        around, judged = self._flow.around[call.key], self._judged_keys
         for error in made:
             value = value_of(error.item)
             if value is not None:
@@ -449,7 +452,8 @@ class CallJudge:
                 if self._safety >= SAFETY and call.direction == BACKWARD:  # each is there or not: few show it
                     carried = worst(carried, self._flips(call) / 2)
                 self._seen.known[value] = worst(self._seen.known.get(value, 0.0), worst(error.size, carried))
-            if not makes_weight_gradient(call, error.item.place):  # which no other call takes
+            is_weights = makes_weight_gradient(call, error.item.place)  # which no other call takes
+            if not is_weights and not (call.direction == BACKWARD and self._flow.awaits(error.item, call.key, judged)):
                 self._seen.add_available(around, error.size)
             place = self._outermost(call) if around is None else (around, 0)
             self._seen.hiding[place] = worst(self._seen.hiding.get(place, 0.0), error.size)
