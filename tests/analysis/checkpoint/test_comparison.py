@@ -339,7 +339,7 @@ def test_optimizer_state_and_values_count_unless_weights_alone_are_asked_for(tmp
     found = compare_checkpoints(*sides, options=ONE_JOB)
     weights = compare_checkpoints(*sides, options=replace(ONE_JOB, weights_only=True))
 
-    assert found.headline == "the same model; optimizer state differs in 1 of 1"
+    assert found.headline == "the same model; optimizer state differs in 1 of 1, 1 other value differs"
     assert [(value.key, value.ours, value.theirs) for value in found.values] == [("args.lr", "0.0", "0.1")]
     assert (weights.headline, weights.values) == ("the same model", ())
 

@@ -83,7 +83,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         " gives names of the first for names of the second",
     )
     parser.add_argument("--match", metavar="RE", help="compare only tensors in whose name this is found")
-    parser.add_argument("--weights-only", action="store_true", help="leave out optimizer state and other values")
+    parser.add_argument("--weights-only", action="store_true", help="leave out all that is not the model's")
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -238,9 +238,10 @@ def _status(args: argparse.Namespace, found: CheckpointComparison) -> int:
     counts = found.counts()
     unclear = counts.pop(WeightVerdict.DAMAGED, 0)
     compared = sum(counts.values()) - counts[WeightVerdict.UNMATCHED]
-    is_different = bool(compared) and any(number for verdict, number in counts.items() if verdict not in SAME)
+    has_other_arrays = any(value.is_array for value in found.changed_values())
+    is_wrong = has_other_arrays or any(number for verdict, number in counts.items() if verdict not in SAME)
     unclear += found.ours.num_unread + found.theirs.num_unread
-    return exit_status(args, found=is_different, whole=bool(compared) and not unclear)
+    return exit_status(args, found=bool(compared) and is_wrong, whole=bool(compared) and not unclear)
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from trainermon.analysis.checkpoint.opening import opened
 from trainermon.analysis.checkpoint.pieces import MAIN, Checkpoint, TensorPieces
 from trainermon.analysis.checkpoint.placed import PlacedTensor, placed, with_ranks_placed
 from trainermon.analysis.checkpoint.sums import MappedFiles, are_rounded, place_of, sums_of, values_at
-from trainermon.analysis.checkpoint.values import value_differences
+from trainermon.analysis.checkpoint.values import tensors_beside, value_differences
 from trainermon.analysis.checkpoint.verdicts import (
     WEIGHTS,
     CheckpointComparison,
@@ -52,7 +52,7 @@ class CheckpointOptions:
         scheme: To which names those are translated that differ: `megatron` or `hf`.
         renamed: Names of the first checkpoint, by names of the second.
         match: Which tensors: those in whose name this is found; None: all.
-        weights_only: Whether to leave out optimizer state and values.
+        weights_only: Whether to leave out all else: optimizer state, tensors outside the model, values.
         precision: Which weights: `model`, as the model has them, or `main`, the optimizer's copy where there is one.
         jobs: How many threads; 0: one per core.
     """
@@ -137,7 +137,7 @@ def _work(
         lonely += [_lonely(kind, tensor, is_ours=True) for tensor in found.ours]
         lonely += [_lonely(kind, tensor, is_ours=False) for tensor in found.theirs]
         notes += [note for note in found.notes if note not in notes]
-    return work, lonely, notes + ([] if options.weights_only else _lacking(ours, theirs))
+    return work, lonely, [*notes, *_not_compared(ours, theirs, options)]
 
 
 class _Pairing:
@@ -159,9 +159,13 @@ class _Pairing:
         return pair_names(*chosen, scheme=options.scheme, heads=self._heads, renamed=options.renamed)
 
 
-def _lacking(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
-    """Return what is to say about optimizer state that one side does not have: it is not compared."""
-    sides = (("first", ours.optimizer.keys() - theirs.optimizer), ("second", theirs.optimizer.keys() - ours.optimizer))
+def _not_compared(ours: Checkpoint, theirs: Checkpoint, options: CheckpointOptions) -> list[str]:
+    """Return what is to say about tensors beside the model that are not compared."""
+    first, second = (tensors_beside(side).keys() for side in (ours, theirs))
+    if options.weights_only:
+        both = sorted(first | second)
+        return [f"left out by --weights-only: {', '.join((*both, 'other values'))}"]
+    sides = (("first", first - second), ("second", second - first))
     return [f"not compared, as only the {side} has it: {', '.join(sorted(kinds))}" for side, kinds in sides if kinds]
 
 
@@ -176,9 +180,10 @@ def _kinds(
         yield WEIGHTS, ours.tensors, theirs.tensors
     if options.weights_only:
         return
-    for kind in sorted({*ours.optimizer, *theirs.optimizer}):
-        if all(kind in side.optimizer for side in sides) and not (kind == MAIN and options.precision == "main"):
-            yield kind, ours.optimizer[kind], theirs.optimizer[kind]
+    first, second = map(tensors_beside, sides)
+    for kind in sorted(first.keys() & second.keys()):
+        if not (kind == MAIN and options.precision == "main"):
+            yield kind, first[kind], second[kind]
 
 
 def _is_chosen(name: str, options: CheckpointOptions) -> bool:

@@ -15,6 +15,7 @@ from trainermon.analysis.checkpoint.comparison import faults_of
 from trainermon.analysis.checkpoint.pieces import Checkpoint, TensorPieces
 from trainermon.analysis.checkpoint.placed import placed
 from trainermon.analysis.checkpoint.sums import MappedFiles, sums_of
+from trainermon.analysis.checkpoint.values import tensors_beside
 from trainermon.analysis.checkpoint.verdicts import WEIGHTS
 from trainermon.analysis.tensor.dtypes import storage_dtype
 from trainermon.core.errors import CheckpointError
@@ -26,7 +27,7 @@ class CheckedTensor:
     """A tensor of a checkpoint.
 
     Attributes:
-        kind: `WEIGHTS`, or the kind of optimizer state.
+        kind: `WEIGHTS`, the kind of optimizer state, or `OUTSIDE` and a key.
         name: Its name.
         shape: Of the whole.
         dtype: Torch's name.
@@ -51,7 +52,7 @@ class CheckedTensor:
 
     @property
     def label(self) -> str:
-        """Its name, with the kind if it is optimizer state."""
+        """Its name, with the kind if it is none of the model's."""
         return self.name if self.kind == WEIGHTS else f"{self.kind}: {self.name}"
 
     @property
@@ -93,7 +94,7 @@ def check_tensors(checkpoint: Checkpoint, part: str = "", *, jobs: int = 0) -> l
 def all_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorPieces]]:
     """Yield each tensor of a checkpoint behind its kind, `WEIGHTS` first."""
     yield from ((WEIGHTS, tensor) for tensor in checkpoint.tensors.values())
-    for kind, tensors in checkpoint.optimizer.items():
+    for kind, tensors in tensors_beside(checkpoint).items():
         yield from ((kind, tensor) for tensor in tensors.values())
 
 

@@ -24,7 +24,7 @@ _COLOURS = {WeightVerdict.IDENTICAL: "32", WeightVerdict.ROUNDING: "32", WeightV
 
 def render_comparison(found: CheckpointComparison, *, colour: bool = False, rows: int = MAX_ROWS) -> Iterator[str]:
     """Yield the lines of a comparison: what it comes to, then the tensors that differ."""
-    same = not found.differing()
+    same = not found.differing() and not any(value.is_array for value in found.changed_values())
     yield _marked(printable(found.headline), "1;32" if same else "1;31", colour=colour)
     for label, side in (("first", found.ours), ("second", found.theirs)):
         yield line(label, printable(describe_side(side)))
@@ -84,7 +84,7 @@ def said_of(tensor: WeightComparison) -> str:
 
 
 def _values(found: CheckpointComparison, rows: int) -> Iterator[str]:
-    both = [value for value in found.values if not value.is_alone]
+    both = found.changed_values()
     if both:
         yield f"  {len(both):,} other values differ"
         cells = [(value.label, _short(value.ours), _short(value.theirs)) for value in both[:rows]]
@@ -102,7 +102,7 @@ def _values(found: CheckpointComparison, rows: int) -> Iterator[str]:
 
 
 def _short(text: str | None) -> str:
-    return "–" if text is None else text if len(text) <= 50 else f"{text[:50]}…"
+    return "–" if text is None else text if len(text) <= 50 else f"{text[:35]}…{text[-14:]}"  # a digest at the end
 
 
 def _marked(text: str, code: str, *, colour: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -41,7 +41,9 @@ SAME = (WeightVerdict.IDENTICAL, WeightVerdict.ROUNDING, WeightVerdict.CLOSE)
 WORST = (WeightVerdict.DAMAGED, WeightVerdict.NONFINITE)
 """Verdicts that stand first, wherever in the model."""
 WEIGHTS = "weights"
-"""The kind of the tensors that the model has; the others are kinds of optimizer state."""
+"""The kind of the tensors that the model has."""
+OUTSIDE = "outside: "
+"""How kinds of tensors begin that are neither the model's nor the optimizer's; behind it is their key, as `ema`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class WeightComparison:
     Numbers are over the elements that are finite on both sides, and None where nothing was compared.
 
     Attributes:
-        kind: `WEIGHTS`, or the kind of optimizer state.
+        kind: `WEIGHTS`, the kind of optimizer state, or `OUTSIDE` and a key.
         name: Its name in the first checkpoint, or in the second where it is there alone.
         other_name: Its name in the second; None if it is not there.
         is_ours: Whether the first has it.
@@ -120,6 +122,7 @@ class ValueDifference:
         theirs: In the second.
         level: How grave that is, by the rules of `trainermon env compare`: `error`, `warning` or `info`.
         other_key: Its place in the second, where both have it; None: the same.
+        is_array: Whether it is a numpy array of numbers that are no integers, as weights are.
     """
 
     key: str
@@ -127,6 +130,7 @@ class ValueDifference:
     theirs: str | None
     level: str = "error"
     other_key: str | None = None
+    is_array: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -186,6 +190,10 @@ class CheckpointComparison:
     def differing(self) -> list[WeightComparison]:
         """Return the tensors that are neither equal, rounded nor close, in order."""
         return [tensor for tensor in self.tensors if tensor.verdict not in SAME]
+
+    def changed_values(self) -> list[ValueDifference]:
+        """Return the values that both have, and that differ."""
+        return [value for value in self.values if not value.is_alone]
 
     def outliers(self) -> dict[int, float]:
         """Return the places in `tensors` of those that stand out, the farthest first, and the ΔW/W that is typical.
@@ -251,7 +259,7 @@ def _headline(found: CheckpointComparison) -> str:
         return _nothing(found)
     counts = Counter(tensor.verdict for tensor in weights)
     wrong = [tensor for tensor in weights if tensor.verdict not in SAME]
-    tail = _of_state(found)
+    tail = _of_all_else(found, ", but " if not wrong else "; ")
     if not wrong:
         unread = max(found.ours.num_unread, found.theirs.num_unread)
         return _same(weights, counts) + (f", as far as it is read: {tensors_are(unread)} not" if unread else "") + tail
@@ -332,7 +340,7 @@ def _weights(found: CheckpointComparison, compared: list[WeightComparison]) -> l
 
     These are counters, running statistics, and what differs without a state of the optimizer where others have one.
     """
-    state = {tensor.name for tensor in found.tensors if tensor.kind != WEIGHTS} & {tensor.name for tensor in compared}
+    state = {tensor.name for tensor in found.tensors if _is_state(tensor)} & {tensor.name for tensor in compared}
     return [
         tensor
         for tensor in compared
@@ -345,11 +353,38 @@ def _is_statistic(tensor: WeightComparison) -> bool:
     return is_count or _RUNNING.search(tensor.name) is not None
 
 
-def _of_state(found: CheckpointComparison) -> str:
-    state = [tensor for tensor in found.tensors if tensor.kind != WEIGHTS]
+def _is_state(tensor: WeightComparison) -> bool:
+    return tensor.kind != WEIGHTS and not tensor.kind.startswith(OUTSIDE)
+
+
+def _of_all_else(found: CheckpointComparison, lead: str) -> str:
+    """Return what differs beside the weights; `lead` stands before tensors that are not the optimizer's, either."""
+    outside = [f"; {text}" for text in _of_outside(found)]
+    state = [tensor for tensor in found.tensors if _is_state(tensor)]
     wrong = [tensor for tensor in state if tensor.verdict not in SAME]
     parts = [f"optimizer state differs in {len(wrong):,} of {len(state):,}"] if wrong else []
     steps = (found.ours.step, found.theirs.step)
     if None not in steps and steps[0] != steps[1]:
         parts.append(f"steps {steps[0]:,} and {steps[1]:,}")
-    return f"; {', '.join(parts)}" if parts else ""
+    values = [value for value in found.changed_values() if not value.is_array]
+    if values:
+        parts.append(f"{len(values):,} other {'value differs' if len(values) == 1 else 'values differ'}")
+    said = "".join(outside) + (f"; {', '.join(parts)}" if parts else "")
+    return lead + said.removeprefix("; ") if outside else said
+
+
+def _of_outside(found: CheckpointComparison) -> Iterator[str]:
+    """Yield for each key beside the model and the optimizer how many of its tensors differ, and by how much."""
+    for kind in dict.fromkeys(tensor.kind for tensor in found.tensors if tensor.kind.startswith(OUTSIDE)):
+        tensors = [tensor for tensor in found.tensors if tensor.kind == kind]
+        wrong = [tensor for tensor in tensors if tensor.verdict not in SAME]
+        if not wrong:
+            continue
+        bad = sum(tensor.verdict is WeightVerdict.NONFINITE for tensor in wrong)
+        changes = [tensor.relative for tensor in wrong if tensor.relative is not None]
+        said = f", NaN or Inf in {bad:,}" if bad else ""
+        said += f", ΔW/W up to {max(changes):.2%}" if changes else ""
+        yield f"{len(wrong):,} of {len(tensors):,} tensors of `{kind.removeprefix(OUTSIDE)}` differ{said}"
+    arrays = [value.label for value in found.changed_values() if value.is_array]
+    if arrays:
+        yield f"{len(arrays):,} numpy {'array differs' if len(arrays) == 1 else 'arrays differ'}, first {arrays[0]}"

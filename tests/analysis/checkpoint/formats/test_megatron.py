@@ -270,7 +270,8 @@ def test_a_copy_that_one_rank_has_wrong_is_damage_and_hides_no_other_difference(
     found = compare_checkpoints(ours, theirs)
 
     assert found.headline == (
-        "cannot be compared in full: 1 damaged, first novel.d.weight; 1 more differ, first novel.a.weight"
+        "cannot be compared in full: 1 damaged, first novel.d.weight; 1 more differ, first novel.a.weight;"
+        " 1 other value differs"
     )
     checked = {tensor.name: tensor.faults for tensor in check_tensors(open_checkpoint(theirs))}
     assert [name for name, faults in checked.items() if faults] == ["novel.d.weight"]

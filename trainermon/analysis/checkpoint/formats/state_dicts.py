@@ -12,6 +12,7 @@ from trainermon.core.errors import CheckpointError
 MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict", "app", "net")
 """Under which of its keys a training script keeps the weights."""
 _MAX_DEPTH, _MAX_MODULES = 64, 1_000_000
+_NO_TENSOR = (str, int, float, complex, bytes, type(None), type, set, frozenset, InertObject)
 _OPTIMIZER_KEYS = ("optimizer", "optimizer_state_dict", "optimizer_states", "optim")
 
 
@@ -28,10 +29,12 @@ class SplitState(NamedTuple):
 def split_state(state: Any, label: str) -> SplitState:
     """Return the parts of what one file holds; `label` is who wrote it."""
     state, notes = without_modules(state)
-    model, rest = _model_of(state)
+    model, rest, key_of_model = _model_of(state)
     tensors = {name: whole(name, stored, label) for name, stored in leaves(model, StoredArray)}
     optimizer: dict[str, dict[str, TensorPieces]] = {}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {
+        f"{key_of_model}{name}": value for name, value in leaves(model, _NO_TENSOR) if name and not unread_kind(value)
+    }
     for key, value in rest.items():
         found = _optimizer_of(value) if key in _OPTIMIZER_KEYS else None
         if found is None:
@@ -103,18 +106,19 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
-def _model_of(state: Any) -> tuple[Any, Mapping[Any, Any]]:
+def _model_of(state: Any) -> tuple[Any, Mapping[Any, Any], str]:
+    """Return the weights, all else, and the key of the weights with a dot behind it, "" if they have none."""
     if not isinstance(state, dict):
-        return state, {}
+        return state, {}, ""
     for key in MODEL_KEYS:
         inner = state.get(key)
         if isinstance(inner, dict) and next(leaves(inner, StoredArray), None) is not None:
-            return inner, {other: value for other, value in state.items() if other != key}
+            return inner, {other: value for other, value in state.items() if other != key}, f"{key}."
     if isinstance(state.get("param_groups"), list) and isinstance(state.get("state"), dict):
-        return {}, {"optimizer": state}
+        return {}, {"optimizer": state}, ""
     plain = (str, int, float, bool, bytes, type(None), InertObject)
     loose = {key: value for key, value in state.items() if key in _OPTIMIZER_KEYS or isinstance(value, plain)}
-    return {key: value for key, value in state.items() if key not in loose}, loose
+    return {key: value for key, value in state.items() if key not in loose}, loose, ""
 
 
 def _optimizer_of(value: Any) -> Mapping[str, Any] | None:
