@@ -180,10 +180,10 @@ def _kinds(
         yield WEIGHTS, ours.tensors, theirs.tensors
     if options.weights_only:
         return
-    first, second = map(tensors_beside, sides)
-    for kind in sorted(first.keys() & second.keys()):
+    beside = [tensors_beside(side) for side in sides]
+    for kind in sorted(beside[0].keys() & beside[1].keys()):
         if not (kind == MAIN and options.precision == "main"):
-            yield kind, first[kind], second[kind]
+            yield kind, beside[0][kind], beside[1][kind]
 
 
 def _is_chosen(name: str, options: CheckpointOptions) -> bool:
