@@ -19,7 +19,7 @@ from trainermon.analysis.checkpoint.comparison import (
 )
 from trainermon.analysis.checkpoint.inspection import CheckedTensor, check_tensors
 from trainermon.analysis.checkpoint.names import SCHEMES
-from trainermon.analysis.checkpoint.opening import has_several_files, open_checkpoint, open_in_part
+from trainermon.analysis.checkpoint.opening import is_recognized, open_checkpoint, open_in_part
 from trainermon.analysis.checkpoint.output import FORMATS, as_document, write_files
 from trainermon.analysis.checkpoint.pieces import Checkpoint
 from trainermon.analysis.checkpoint.record_sums import verify_sums
@@ -141,7 +141,7 @@ def _verify(args: argparse.Namespace) -> int:
             checkpoint = open_in_part(args.path, damaged)
             found, faults = verify_sums(checkpoint, check_tensors(checkpoint, jobs=args.jobs), jobs=args.jobs)
     except CheckpointError as error:
-        if not has_several_files(args.path):
+        if not is_recognized(args.path):
             raise
         return _say_damaged(args, [*damaged, str(error)])
     wrong = [tensor for tensor in found if tensor.faults]

@@ -29,6 +29,7 @@ from trainermon.analysis.checkpoint.verdicts import (
     CheckpointSide,
     WeightComparison,
     WeightVerdict,
+    are_integers,
 )
 from trainermon.core.errors import CheckpointError
 from trainermon.statistics.pairs import PairSums
@@ -344,7 +345,13 @@ def _verdict(
 ) -> tuple[WeightVerdict, str | None, tuple[str, ...]]:
     if not sums.unequal:
         return WeightVerdict.IDENTICAL, None, ()
-    if sums.relative <= _COARSE:
+    if are_integers(dtypes):
+        return WeightVerdict.DIFFERENT, None, ()
+    if dtypes[0] == dtypes[1] and sums.our_nans == sums.their_nans == sums.count:
+        return WeightVerdict.NONFINITE, None, ("every element is NaN on both sides, some in other bits",)
+    has_as_many = (sums.our_nans, sums.our_infs) == (sums.their_nans, sums.their_infs)
+    was_finite = sums.distance or dtypes[0] != dtypes[1] or not sums.nonfinite  # else NaN or Inf differ, and no more
+    if has_as_many and was_finite and sums.relative <= _COARSE:
         for direction, said in ((0, "the second is the first"), (1, "the first is the second")):
             wide, narrow = dtypes[direction], dtypes[1 - direction]
             turned = overlaps if direction == 0 else [type(pair)(pair.theirs, pair.ours) for pair in overlaps]

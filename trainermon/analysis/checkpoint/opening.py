@@ -28,6 +28,7 @@ from trainermon.analysis.checkpoint.pieces import Checkpoint
 from trainermon.core.errors import CheckpointError, DumpError
 
 _FAULTS = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, OSError, RecursionError, DumpError)
+_NUMPY_START = b"\x93NUMPY"
 _SAFETENSORS_START = b"{"  # after eight bytes of length
 
 
@@ -108,10 +109,13 @@ def is_checkpoint(folder: Path) -> bool:
     return has_format or any(find(folder) is not None for find in (tracked_iteration, tracked_folder, weights_index))
 
 
-def has_several_files(path: Path | str) -> bool:
-    """Return whether `path` is a folder of a checkpoint, or of files with tensors, that may be whole in part."""
+def is_recognized(path: Path | str) -> bool:
+    """Return whether `path` is a checkpoint, damaged or not: a folder of tensor files, or begins as one of them."""
     path = Path(path)
     try:
+        if path.is_file():
+            start = _start_of(path)
+            return start.startswith((b"PK\3\4", _NUMPY_START)) or start[8:9] == _SAFETENSORS_START
         return path.is_dir() and (is_checkpoint(path) or is_plain_folder(path) or any(path.glob("*.distcp")))
     except CheckpointError:
         return path.is_dir()
@@ -150,16 +154,20 @@ def _open_weights(folder: Path, damaged: list[str] | None) -> Checkpoint:
     raise CheckpointError(f"{folder} has none of the files of a checkpoint: docs/checkpoints.md says which are read")
 
 
+def _start_of(path: Path) -> bytes:
+    with RegularFile(path) as file:
+        return file.read(0, min(file.size, 16))
+
+
 def _open_file(path: Path, damaged: list[str] | None) -> Checkpoint:
     if path.suffix == ".distcp":
         raise CheckpointError(f"{path} is one rank's part of a distributed checkpoint: open its folder, {path.parent}")
     if path.name.startswith("adapter_model.") and is_adapter(path.parent):
         return open_adapter(path.parent)
-    with RegularFile(path) as file:
-        start = file.read(0, min(file.size, 16))
+    start = _start_of(path)
     if is_torch_file(start):
         return open_torch(path)
-    if start.startswith(b"\x93NUMPY"):
+    if start.startswith(_NUMPY_START):
         return open_numpy(path)
     if path.name.endswith(INDEX_SUFFIX):
         return open_indexed(path, damaged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -302,14 +302,15 @@ def _stand_out(tensors: list[WeightComparison]) -> str:
 
 
 def _same(weights: list[WeightComparison], counts: Counter[WeightVerdict]) -> str:
+    bad = sum(1 for tensor in weights if any(tensor.nonfinite))
+    tail = f", with NaN or Inf in {bad:,} tensors of both" if bad else ""
     if counts[WeightVerdict.CLOSE]:
         number = counts[WeightVerdict.CLOSE]
-        return f"the same within the limit: {number:,} of {len(weights):,} tensors are close, not equal"
+        return f"the same within the limit: {number:,} of {len(weights):,} tensors are close, not equal{tail}"
     if counts[WeightVerdict.ROUNDING]:
         targets = sorted({tensor.rounded_to for tensor in weights if tensor.rounded_to})
-        return f"the same after rounding to {' and '.join(targets)}"
-    bad = sum(1 for tensor in weights if any(tensor.nonfinite))
-    return "the same model" + (f", with NaN or Inf in {bad:,} tensors of both" if bad else "")
+        return f"the same after rounding to {' and '.join(targets)}{tail}"
+    return f"the same model{tail}"
 
 
 def _trained_on(
@@ -348,9 +349,13 @@ def _weights(found: CheckpointComparison, compared: list[WeightComparison]) -> l
     ]
 
 
+def are_integers(dtypes: Iterable[str | None]) -> bool:
+    """Return whether all types are of whole numbers, which are equal or different, and never close."""
+    return all(dtype is not None and dtype.startswith(("int", "uint", "bool")) for dtype in dtypes)
+
+
 def _is_statistic(tensor: WeightComparison) -> bool:
-    is_count = all(dtype is not None and dtype.startswith(("int", "uint", "bool")) for dtype in tensor.dtypes)
-    return is_count or _RUNNING.search(tensor.name) is not None
+    return are_integers(tensor.dtypes) or _RUNNING.search(tensor.name) is not None
 
 
 def _is_state(tensor: WeightComparison) -> bool:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names
-from trainermon.analysis.checkpoint.formats.safetensors_file import WeightsRead, contiguous, read_or_note, read_weights
+from trainermon.analysis.checkpoint.formats.safetensors_file import (
+    SHARD,
+    WeightsRead,
+    contiguous,
+    read_or_note,
+    read_weights,
+)
 from trainermon.analysis.checkpoint.formats.state_dicts import split_state
 from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
@@ -79,7 +86,29 @@ def open_folder(folder: Path, damaged: list[str] | None = None) -> Checkpoint:
                 other = tensors[full].pieces[0].label
                 raise CheckpointError(f"{path} and {other} both have {full!r}: open the one that is meant on its own")
             tensors[full] = TensorPieces(full, tensor.shape, tensor.dtype, tensor.pieces, tensor.notes)
-    return Checkpoint(path=folder, format="folder", tensors=tensors, unread=tuple(unread), notes=tuple(notes))
+    return Checkpoint(
+        path=folder,
+        format="folder",
+        tensors=tensors,
+        unread=tuple(unread),
+        missing=tuple(_missing_shards(file_names(folder))),
+        notes=tuple(notes),
+    )
+
+
+def _missing_shards(names: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence on the first file that is not there where others are called `…-00001-of-00002.safetensors`."""
+    groups: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in names:
+        if (found := SHARD.fullmatch(name)) and name.endswith(_SUFFIXES):
+            group = found["stem"], found["total"], found["suffix"]
+            groups.setdefault(group, {})[int(found["number"])] = name
+    for (stem, total, suffix), has in groups.items():
+        first = min(1, *has)
+        lacking = next((number for number in range(first, first + int(total)) if number not in has), None)
+        if lacking is not None:
+            lost = f"{stem}-{lacking:0{len(total)}}-of-{total}.{suffix}"
+            yield f"{lost} is missing, as the name of {next(iter(has.values()))} says: copy it, too"
 
 
 def _read(path: Path) -> WeightsRead:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +26,8 @@ from trainermon.core.errors import CheckpointError
 WeightsRead = tuple[dict[str, TensorPieces], tuple[str, ...], tuple[str, ...]]
 """The tensors of a file, the names of those that are not read, and notes."""
 INDEX_SUFFIX = ".index.json"
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>\w+)")
+"""The name of a file that has a part of a model."""
 _MAX_HEADER = 100_000_000  # the limit of safetensors itself
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
@@ -32,7 +36,7 @@ def open_safetensors(path: Path) -> Checkpoint:
     """Return what one file holds.
 
     Raises:
-        CheckpointError: it is no such file, is cut off, or its tensors overlap.
+        CheckpointError: it is no such file, is cut off, its tensors overlap, or bytes of it belong to none of them.
     """
     tensors, unread, metadata = read_safetensors(path)
     return Checkpoint(path=path, format="safetensors", tensors=tensors, values=metadata, unread=unread)
@@ -63,7 +67,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, TensorPieces], tuple[str, ..
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged header ({str(error)[:120]}): copy it again") from error
-    _refuse_overlaps(path, places)
+    _refuse_gaps(path, places, 8 + length, size)
     unread = tuple(f"{name} ({place.dtype:.40})" for name, place in places.items() if name not in tensors)
     return tensors, unread, dict(metadata) if isinstance(metadata, dict) else {}
 
@@ -117,11 +121,14 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _refuse_overlaps(path: Path, places: dict[str, _HeaderEntry]) -> None:
+def _refuse_gaps(path: Path, places: dict[str, _HeaderEntry], begin: int, file_size: int) -> None:
+    """Refuse what safetensors itself does: tensors lie end to end, from the header to the end of the file."""
     spans = sorted((place.start, place.end, name) for name, place in places.items() if place.end > place.start)
-    for (_, end, before), (start, _, name) in pairwise(spans):
+    for (_, end, before), (start, _, name) in pairwise([(begin, begin, ""), *spans, (file_size, file_size, "")]):
         if start < end:
             raise CheckpointError(f"{path}: {before!r:.60} and {name!r:.60} overlap: save it again")
+        if start > end:
+            raise CheckpointError(f"{path}: bytes {end:,} to {start:,} belong to no tensor: copy or save it again")
 
 
 def weights_index(folder: Path) -> Path | None:
@@ -159,6 +166,8 @@ def open_indexed(path: Path, damaged: list[str] | None = None) -> Checkpoint:
     tensors: dict[str, TensorPieces] = {}
     unread: list[str] = []
     said: list[str] = []
+    missing = _shards_outside(path, set(weight_map.values()))
+    copies: list[TensorPieces] = []
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise CheckpointError(f"{path} names {shard!r:.60}, outside its folder: do not trust this checkpoint")
@@ -167,10 +176,44 @@ def open_indexed(path: Path, damaged: list[str] | None = None) -> Checkpoint:
         found, left, notes = read_or_note(read, path.parent / shard, damaged)
         unread += left
         said += [f"{shard}: {note}" for note in notes]
-        said += [f"{shard} has {name}, which {path.name} does not name" for name in sorted(set(found) - expected)]
+        lost = sorted(set(found) - weight_map.keys())
+        missing += [f"{shard} has {name}, which {path.name} does not name: save it again" for name in lost]
         tensors.update({name: tensor for name, tensor in found.items() if name in expected})
-    unread_names, notes = tuple(unread), tuple(said)
-    return Checkpoint(path=path.parent, format="hf", tensors=tensors, values=values, unread=unread_names, notes=notes)
+        copies += [tensor for name, tensor in found.items() if name in weight_map and name not in expected]
+    missing += _with_copies(tensors, copies)
+    return Checkpoint(
+        path=path.parent,
+        format="hf",
+        tensors=tensors,
+        values=values,
+        unread=tuple(unread),
+        missing=tuple(missing),
+        notes=tuple(said),
+    )
+
+
+def _shards_outside(index: Path, shards: Collection[str]) -> list[str]:
+    """Return a sentence on each file that is called as those of an index are, and that it does not name."""
+    stem, _, suffix = index.name.removesuffix(INDEX_SUFFIX).rpartition(".")
+    others = [
+        name
+        for name in file_names(index.parent)
+        if name not in shards
+        and (found := SHARD.fullmatch(name))
+        and (found["stem"], found["suffix"]) == (stem, suffix)
+    ]
+    return [f"{name} is there, and {index.name} does not name it: copy both again, or remove it" for name in others]
+
+
+def _with_copies(tensors: dict[str, TensorPieces], copies: Collection[TensorPieces]) -> Iterator[str]:
+    """Give tensors their copies in other shards, which should be equal; yield a sentence on each of another shape."""
+    for copy in copies:
+        known = tensors.get(copy.name)  # None: the shard that should have it is damaged
+        if known is not None and (known.shape, known.dtype) == (copy.shape, copy.dtype):
+            tensors[copy.name] = replace(known, pieces=(*known.pieces, *copy.pieces))
+        elif known is not None:
+            files = f"{known.pieces[0].label} and {copy.pieces[0].label}"
+            yield f"{files} both have {copy.name}, of other shapes or types: copy both again"
 
 
 def _read_shard(path: Path, *, expected: Collection[str], index: str) -> WeightsRead:
