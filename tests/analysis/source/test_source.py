@@ -181,14 +181,16 @@ def test_dumps_of_msprobe_have_lines_too(capsys):
     assert any(line["verdict"] == "blamed" and line["file"].endswith(".py") for line in found["lines"])
 
 
-def test_a_damaged_file_of_sources_is_named(tmp_path):
+def test_a_damaged_file_of_sources_is_named(tmp_path, capsys):
     dumps = trained(tmp_path / "damaged", SCRIPT)
     (directory,) = dumps.glob("step0/rank*")
     (directory / "sources.json").write_text("{")
 
     with pytest.raises(DumpError, match=r"sources\.json cannot be read"):
         read_sources(directory)
-    assert main(["source", str(dumps)]) == 1
+    capsys.readouterr()
+    assert main(["source", str(dumps), "--exit-code"]) == 4
+    assert "sources.json cannot be read" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_code_is_text_on_the_page(tmp_path, capsys):
