@@ -73,6 +73,10 @@ NOT_STEPPED = "not_stepped"
 """`Kind.STATE`, a slot: on how many collected steps a parameter of no group had a gradient, while nothing wrote to it;
 rows where there is one, 0 of the others."""
 
+SHARES_MEMORY = "shares_memory"
+"""`Kind.STATE`, a slot: 1 for a trainable parameter that begins where another one does, else 0; in the first step,
+where there are some."""
+
 FROZEN_MOVED = "frozen_moved"
 """`Kind.STATE`, a slot: on how many looks in a row a parameter that requires no gradient was stepped or shrunk all the
 same; rows of some of them, on the step behind those on which checksums are due."""

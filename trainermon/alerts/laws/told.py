@@ -14,6 +14,7 @@ from trainermon.core.catalogue import (
     GRADIENT_LOST,
     NOT_HELD,
     NOT_STEPPED,
+    SHARES_MEMORY,
     STEP_REPEATED,
     TORCH_WARNED_SERIES,
 )
@@ -80,6 +81,22 @@ TOLD: tuple[Law, ...] = (
             "load_state_dict(assign=True), or a model that was moved or wrapped, after the optimizer was made",
         ),
         look_at="the order in which the model is changed and the optimizer is made",
+    ),
+    Law(
+        name="apart-in-memory",
+        sentence="Trainable parameters lie in memory of their own, unless they are one parameter.",
+        broken="Parameters lie in the same memory, and are stepped once for each",
+        rows=(Kind.STATE,),
+        phase="optimizer",
+        names=(f"*.{SHARES_MEMORY}",),
+        relation=partial(Told, name=SHARES_MEMORY),
+        tolerance="none: they begin at the same address",
+        exceptions=("frozen parameters", "parameters of which this rank holds nothing, and tensors without an address"),
+        causes=(
+            "weights were tied by `.data`: `head.weight.data = embedding.weight.data`",
+            "a module was made of another one's tensors: `nn.Parameter(other.weight)`, a view, set_()",
+        ),
+        look_at="how the weights are tied: assign the parameter itself, `head.weight = embedding.weight`",
     ),
     Law(
         name="stepped",

@@ -31,6 +31,7 @@ from trainermon.monitor.taps.loop.late_clipping import LateClipping
 from trainermon.monitor.taps.loop.left_out import LeftOut
 from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
+from trainermon.monitor.taps.loop.shared_memory import SharedMemory
 from trainermon.monitor.taps.loop.torch_warnings import TorchWarnings
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
@@ -84,8 +85,7 @@ class TapCollection:
         modules = [
             m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage, config.exclude)
         ]
-        self._config = config
-        self._context = context
+        self._config, self._context = config, context
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._kept = KeptGradients(training, collector, steps, guard)
         self._left_out = LeftOut(training, collector)
@@ -93,6 +93,7 @@ class TapCollection:
         self._module_settings = ModuleSettings(training, collector)
         self._repeated = RepeatedSteps(training, collector, steps)
         self._warnings = TorchWarnings(collector, guard)
+        self._shared_memory = SharedMemory(training, collector)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -226,6 +227,7 @@ class TapCollection:
         self._kept.step_ended()
         if self._config.wg_distribution:
             self._left_out.step_ended()
+            self._shared_memory.step_ended()
             self._frozen_moves.step_ended()
             self._repeated.step_ended()
         if self._features.are_any:
