@@ -21,8 +21,9 @@ class Tied(Loop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = nn.Sequential(nn.Embedding(12, 8), nn.Tanh(), nn.Linear(8, 12, bias=False))
-        self.tie(self.model[0], self.model[2])
+        embedding, head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        self.model = nn.Sequential(embedding, nn.Tanh(), head)
+        self.tie(embedding, head)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def tie(self, embedding: nn.Embedding, head: nn.Linear) -> None:
