@@ -118,3 +118,12 @@ def test_both_sides_of_a_value_that_differs_are_told_apart(tmp_path, capsys):
 
     row = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["rng", "uint8[99]"])
     assert row.split()[2] != row.split()[4]
+
+
+def test_state_of_the_optimizer_is_not_counted_twice(tmp_path, capsys):
+    state = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"module": {"w": torch.ones(3)}, "optimizer": state}, tmp_path / "mp_rank_00_model_states.pt")
+
+    status, said = first_line(capsys, "verify", tmp_path)
+
+    assert (status, ": 2 tensors; 2 pieces" in said) == (0, True)

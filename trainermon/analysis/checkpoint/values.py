@@ -124,8 +124,11 @@ def tensors_beside(checkpoint: Checkpoint) -> dict[str, Mapping[str, TensorPiece
     under. Bytes in one dimension, as generators have their states, are values.
     """
     found: dict[str, dict[str, TensorPieces]] = {}
-    for place, value in plain_values(checkpoint.values).items():
-        if _is_tensor(value):
+    beside = {place: value for place, value in plain_values(checkpoint.values).items() if _is_tensor(value)}
+    kinds = checkpoint.optimizer.values() if beside else ()
+    known = {piece.stored for kind in kinds for tensor in kind.values() for piece in tensor.pieces}
+    for place, value in beside.items():
+        if value not in known:  # as DeepSpeed's without ZeRO, which stands among the values, too
             key, _, rest = place.partition(".")
             name = rest or key
             found.setdefault(f"{OUTSIDE}{key}", {})[name] = whole(name, value, value.path.name)
