@@ -100,12 +100,14 @@ class SignsHeader:
         rank: The rank that wrote.
         world_size: How many ranks the job had.
         bounds: The bounds that elements were counted by.
+        infinite: The parameters of which the rank holds an infinite element; None: not told, as in older files.
     """
 
     step: int
     rank: int
     world_size: int = 1
     bounds: tuple[float, ...] = ()
+    infinite: tuple[str, ...] | None = None
 
 
 class SignCounts(NamedTuple):

@@ -114,11 +114,12 @@ def _screen(comparison: GradientsComparison) -> str:
                 f"{one.num_elements:,}",
                 f"{one.share:.2%}",
                 "" if fault.before is None else f"{fault.before:.2%}",
+                one.nonfinite,
             )
             for fault in comparison.faults[:_SHOWN]
             for one in (fault.similarity,)
         ]
-        lines += ["", *table(("parameter", "step", "rank", "elements", "same sign", "before"), rows)]
+        lines += ["", *table(("parameter", "step", "rank", "elements", "same sign", "before", ""), rows)]
         if len(comparison.faults) > _SHOWN:
             lines.append(f"  and {len(comparison.faults) - _SHOWN:,} more")
     if comparison.unmatched:

@@ -78,13 +78,14 @@ def _faults(comparison: GradientsComparison) -> str:
             f"{one.num_elements:,}",
             f"{one.share:.2%}",
             "" if fault.before is None else f"{fault.before:.2%}",
+            one.nonfinite,
         )
         for fault in comparison.faults[:MAX_FAULTS]
         for one in (fault.similarity,)
     ]
     more = len(comparison.faults) - MAX_FAULTS
     rest = f'<p class="dim">and {more:,} more: see the csv file</p>' if more > 0 else ""
-    found = table(("step", "parameter", "elements", "same sign", "before"), shown, numbers=3)
+    found = table(("step", "parameter", "elements", "same sign", "before", "finite"), shown, numbers=3)
     return f'<div class="faults">{found}</div>{rest}'
 
 

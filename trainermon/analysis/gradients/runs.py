@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +30,26 @@ _RANK, _STEP = re.compile(r"rank(\d+)"), re.compile(r"step(\d+)")
 Steps = Mapping[int, Mapping[int, Callable[[], "RankSigns"]]]
 
 
+class NonFinite(NamedTuple):
+    """Whether a gradient has an element that is NaN, or infinite; None: nothing that is stored tells."""
+
+    has_nan: bool | None = None
+    has_inf: bool | None = None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankSigns:
     """What one rank held in one step: by parameter its part, and the bitmaps.
 
     `is_signed` is false where only positive elements are known, as in msprobe's files. `stored` is the file, if it is
-    one of ours.
+    one of ours. `nonfinite` says by parameter what is stored of NaN and infinities; of others nothing is.
     """
 
     parts: Mapping[str, GradientPart]
     bitmaps: Mapping[str, SignBitmaps]
     is_signed: bool = True
     stored: StoredSigns | None = None
+    nonfinite: Mapping[str, NonFinite] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,30 +146,45 @@ class _Bitmaps(Mapping[str, SignBitmaps]):
 
 def _read_bitmaps(path: Path) -> RankSigns:
     stored = read_signs(path)
-    return RankSigns(stored.layout.parts, _Bitmaps(stored), stored=stored)
+    infinite = stored.header.infinite
+    nans = zip(stored.layout.parts, (stored.counts[:, 1] > 0).tolist(), strict=True)
+    nonfinite = {name: NonFinite(has, None if infinite is None else name in infinite) for name, has in nans}
+    return RankSigns(stored.layout.parts, _Bitmaps(stored), stored=stored, nonfinite=nonfinite)
 
 
 def _read_booleans(folder: Path) -> RankSigns:
     parts, bitmaps = {}, {}
-    for file in _in_order(folder):
+    extremes = _extremes(folder.parent / f"grad_summary_{folder.name.removeprefix('step')}.csv")
+    for file in _in_order(folder, extremes):
         array = _load(file)
         name, shape = file.name.removesuffix(".npy"), tuple(map(int, array.shape))
         parts[name] = GradientPart(
             name=name, shape=shape, boxes=(IndexBox((0,) * len(shape), shape),), length=int(array.size)
         )
         bitmaps[name] = SignBitmaps(pack(array.ravel()), np.zeros(0, np.uint64))
-    return RankSigns(parts, bitmaps, is_signed=False)
+    nonfinite = {name: _nonfinite(*two) for name, two in extremes.items()}
+    return RankSigns(parts, bitmaps, is_signed=False, nonfinite=nonfinite)
 
 
-def _in_order(folder: Path) -> list[Path]:
-    """Return a step's files in the order of the model's parameters, where the summary of that step tells it."""
-    files = {file.name.removesuffix(".npy"): file for file in sorted(folder.glob("*.npy"))}
-    summary = folder.parent / f"grad_summary_{folder.name.removeprefix('step')}.csv"
+def _extremes(summary: Path) -> dict[str, tuple[float, float]]:
+    """Return by name, in its order, the largest and the least element that a step's summary has."""
     try:
         with summary.open(encoding="utf-8-sig", newline="") as text:
-            names = [row[0] for row in csv.reader(text) if row]
-    except (OSError, ValueError, csv.Error):  # without it, or damaged: the order of names
-        names = []
+            return {row["param_name"]: (float(row["max"]), float(row["min"])) for row in csv.DictReader(text)}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):  # without it, or damaged: nothing is known
+        return {}
+
+
+def _nonfinite(largest: float, least: float) -> NonFinite:
+    """Return what the extremes of all elements tell: they are NaN if one is."""
+    if math.isnan(largest) or math.isnan(least):
+        return NonFinite(has_nan=True)
+    return NonFinite(has_nan=False, has_inf=math.isinf(largest) or math.isinf(least))
+
+
+def _in_order(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Return a step's files in the order of the model's parameters, where the summary of that step tells it."""
+    files = {file.name.removesuffix(".npy"): file for file in sorted(folder.glob("*.npy"))}
     return [files.pop(name) for name in names if name in files] + list(files.values())
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.analysis.gradients.runs import GradientRun, RankSigns
+from trainermon.analysis.gradients.runs import GradientRun, NonFinite, RankSigns
 from trainermon.core.errors import DumpError
 from trainermon.core.gradient_signs import GradientPart, SignBitmaps, StoredSigns
 from trainermon.core.terminal.progress import counted
@@ -33,6 +33,8 @@ class SignSimilarity(NamedTuple):
         num_elements: How many elements were compared.
         num_equal: Of them, how many are positive in both, negative in both, or neither in both.
         num_equal_positive: How many are greater than zero in both or in neither: msprobe's similarity.
+        nonfinite: Which elements that are no finite numbers one run alone has, in words; "": none that is known.
+        knows_infinities: Whether something that is stored tells of both runs if an element is infinite.
     """
 
     step: int
@@ -41,6 +43,8 @@ class SignSimilarity(NamedTuple):
     num_elements: int
     num_equal: int
     num_equal_positive: int
+    nonfinite: str = ""
+    knows_infinities: bool = True
 
     @property
     def share(self) -> float:
@@ -111,7 +115,7 @@ def _by_rank(
             continue
         a, b = here[rank], there[rank]
         if a.stored is not None and b.stored is not None and a.stored.layout is b.stored.layout:
-            yield from _of_files(step, rank, (a.stored, b.stored), chooses)
+            yield from _with_nonfinite(_of_files(step, rank, (a.stored, b.stored), chooses), [a], [b])
             continue
         for name in _names([a], [b], chooses):
             if name not in a.parts or name not in b.parts:
@@ -122,7 +126,39 @@ def _by_rank(
                 yield Unmatched(step, name, f"shapes {list(part.shape)} and {list(other.shape)}")
             elif part.is_counted or other.is_counted:
                 signed = a.is_signed and b.is_signed
-                yield _of_bitmaps(step, part, rank, (a.bitmaps[name], b.bitmaps[name]), signed=signed)
+                found = _of_bitmaps(step, part, rank, (a.bitmaps[name], b.bitmaps[name]), signed=signed)
+                yield from _with_nonfinite([found], [a], [b])
+
+
+def _with_nonfinite(
+    found: Iterable[SignSimilarity | Unmatched], here: Sequence[RankSigns], there: Sequence[RankSigns]
+) -> Iterator[SignSimilarity | Unmatched]:
+    """Yield what was found with what is known of NaN and infinities, of which signs alone say nothing."""
+    for one in found:
+        if isinstance(one, SignSimilarity):
+            ours, theirs = (_nonfinite_of(one.name, side) for side in (here, there))
+            knows = None not in (ours.has_inf, theirs.has_inf)
+            yield one._replace(nonfinite=_on_one_side(ours, theirs), knows_infinities=knows)
+        else:
+            yield one
+
+
+def _nonfinite_of(name: str, side: Sequence[RankSigns]) -> NonFinite:
+    held = [signs.nonfinite.get(name, NonFinite()) for signs in side if name in signs.parts]
+    return NonFinite(*(True if True in told else None if None in told else False for told in zip(*held, strict=True)))
+
+
+def _on_one_side(ours: NonFinite, theirs: NonFinite) -> str:
+    """Return what one run alone has, in words.
+
+    >>> _on_one_side(NonFinite(False, True), NonFinite(False, False))
+    'Inf in the first run alone'
+    """
+    words = []
+    for kind, pair in (("NaN", (ours.has_nan, theirs.has_nan)), ("Inf", (ours.has_inf, theirs.has_inf))):
+        if pair in ((True, False), (False, True)):
+            words.append(f"{kind} in the {'first' if pair[0] else 'second'} run alone")
+    return ", ".join(words)
 
 
 def _of_files(
@@ -172,7 +208,7 @@ def _as_whole(
         elif wholes[0].shape != wholes[1].shape:
             yield Unmatched(step, name, f"shapes {list(wholes[0].shape)} and {list(wholes[1].shape)}")
         else:
-            yield from _of_wholes(step, name, wholes[0].ravel(), wholes[1].ravel())
+            yield from _with_nonfinite(_of_wholes(step, name, wholes[0].ravel(), wholes[1].ravel()), *sides)
 
 
 def _of_wholes(

@@ -65,10 +65,11 @@ def write_csv(comparison: GradientsComparison, path: Path) -> None:
     faulty = {fault.similarity for fault in comparison.faults}
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["step", "parameter", "rank", "elements", "similarity", "fault"])
+    table.writerow(["step", "parameter", "rank", "elements", "similarity", "fault", "nonfinite"])
     for one in comparison.similarities:
         rank = "" if one.rank is None else one.rank
-        table.writerow([one.step, one.name, rank, one.num_elements, one.share, "yes" if one in faulty else ""])
+        fault = "yes" if one in faulty else ""
+        table.writerow([one.step, one.name, rank, one.num_elements, one.share, fault, one.nonfinite])
     replace_file(path, text.getvalue().encode())
 
 
@@ -93,6 +94,7 @@ def _plain(one: SignSimilarity) -> dict[str, object]:
         "rank": one.rank,
         "num_elements": one.num_elements,
         "similarity": one.share,
+        "nonfinite": one.nonfinite,
     }
 
 

@@ -18,7 +18,7 @@ DEVIATIONS = 5.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SignFault:
-    """A parameter whose signs part: where, from what to what.
+    """A parameter whose signs part, or that is finite in one run alone: where, from what to what.
 
     Attributes:
         similarity: The step and parameter.
@@ -30,7 +30,7 @@ class SignFault:
 
 
 def faults_of(similarities: Iterable[SignSimilarity]) -> list[SignFault]:
-    """Return every fault, in order of steps, of a step the least similar first.
+    """Return every fault, in order of steps; of a step what is finite in one run alone, then the least similar.
 
     Two steps with n elements each and a share p of equal signs over both differ by chance with a deviation of
     sqrt(2 p (1 - p) / n) (the test of two proportions). A fall is a fault if it exceeds both `MAX_FALL` and
@@ -44,10 +44,16 @@ def faults_of(similarities: Iterable[SignSimilarity]) -> list[SignFault]:
         if one.num_elements and _is_fault(one, last):
             found.append(SignFault(one, last))
         before[one.name, one.rank] = one.share
-    return sorted(found, key=lambda fault: (fault.similarity.step, fault.similarity.share))
+    return sorted(found, key=_place)
+
+
+def _place(fault: SignFault) -> tuple[int, bool, float]:
+    return fault.similarity.step, not fault.similarity.nonfinite, fault.similarity.share
 
 
 def _is_fault(one: SignSimilarity, last: float | None) -> bool:
+    if one.nonfinite:
+        return True
     expected, allowed, num_samples = (LEAST_SHARE, 0.0, 1) if last is None else (last, MAX_FALL, 2)
     share = one.share
     if expected - share <= allowed:
@@ -70,6 +76,8 @@ def headline(similarities: Sequence[SignSimilarity], faults: Sequence[SignFault]
     if not faults:
         least = f"the least similar is {lowest.name}, {lowest.share:.2%} at step {lowest.step}"
         rest = f"; {num_unmatched:,} parameters or steps were not compared" if num_unmatched else ""
+        if not all(one.knows_infinities for one in similarities):
+            rest += "; signs alone do not tell whether gradients are infinite"
         return f"signs do not part in {span}; {least}{rest}"
     step = faults[0].similarity.step
     together = [fault for fault in faults if fault.similarity.step == step]
@@ -79,4 +87,6 @@ def headline(similarities: Sequence[SignSimilarity], faults: Sequence[SignFault]
     also = f" and {len(together) - 1} more" if len(together) > 1 else ""
     lowest_other = min((one.share for one in others), default=1.0)
     rest = f"; the others at least {lowest_other:.2%}" if lowest_other < 1 else "; the others 100%"
+    if worst.nonfinite:
+        return f"gradients part at step {step}: {worst.name}{rank}{also}: {worst.nonfinite}"
     return f"signs part at step {step}: {worst.name}{rank} {worst.share:.2%}{also}{rest if others else ''}"

@@ -11,7 +11,7 @@ from trainermon.core.config.reading import read_mapping
 from trainermon.core.gradient_signs import SignsHeader, signs_path, write_signs
 from trainermon.core.values import Coordinates, GradientLevel
 from trainermon.dump.debugger_config import GRAD_PROBE, DebuggerConfig, read_debugger_config
-from trainermon.monitor.gradient_probe.records import GradientReading
+from trainermon.monitor.gradient_probe.records import GradientReading, infinite_in
 from trainermon.monitor.gradient_probe.summary_csv import write_booleans, write_summary
 
 logger = logging.getLogger("trainermon")
@@ -46,6 +46,7 @@ class ProbeFiles:
             rank=rank,
             world_size=self._coordinates.world_size,
             bounds=probe.bounds if probe.level is GradientLevel.L2 else (),
+            infinite=infinite_in(signed),
         )
         write_signs(signs_path(self._folder, step, rank), header, [reading.written for reading in signed])
         if probe.sign_format == "npy":

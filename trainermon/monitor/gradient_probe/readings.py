@@ -86,6 +86,7 @@ class GradientReader:
             min=named["min"] if has_numbers else math.nan,
             norm=math.sqrt(named["sum_sq"]),
             checksum=checksum,
+            num_infs=int(named["infs"]),
         )
 
     @functools.cache  # noqa: B019  # a reader lives as long as the training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from trainermon.core.gradient_signs import GradientPart, SignBitmaps, SignCounts
@@ -17,10 +17,11 @@ class GradientReading:
         part: What is held of which parameter.
         counts: How many of its elements are what.
         signs: The two bitmaps; None where they were not asked for.
-        max: Largest element that is a number; NaN if there is none.
+        max: Largest element that is finite; NaN if there is none.
         min: Smallest.
         norm: L2 norm, of the elements that are finite.
         checksum: CRC-32 of the elements as float32; None where it was not asked for.
+        num_infs: Infinite elements.
     """
 
     part: GradientPart
@@ -30,6 +31,7 @@ class GradientReading:
     min: float
     norm: float
     checksum: int | None
+    num_infs: int = 0
 
     @property
     def written(self) -> tuple[GradientPart, SignCounts, SignBitmaps]:
@@ -41,6 +43,11 @@ class GradientReading:
         if self.signs is None:
             raise ValueError(f"{self.part.name}: found no signs, expected a reading with signs")
         return self.part, self.counts, self.signs
+
+
+def infinite_in(readings: Iterable[GradientReading]) -> tuple[str, ...]:
+    """Return the names of the parameters that have an infinite element."""
+    return tuple(reading.part.name for reading in readings if reading.num_infs)
 
 
 class SignsReader(Protocol):

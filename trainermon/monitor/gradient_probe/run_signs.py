@@ -9,7 +9,7 @@ from trainermon.core.config.schema import GradientSignsConfig
 from trainermon.core.gradient_signs import FOLDER, SignsHeader, signs_name, write_signs
 from trainermon.core.outbox import Outbox
 from trainermon.core.values import Coordinates, GradientLevel
-from trainermon.monitor.gradient_probe.records import GradientReading, SignsReaderFactory
+from trainermon.monitor.gradient_probe.records import GradientReading, SignsReaderFactory, infinite_in
 
 logger = logging.getLogger("trainermon")
 
@@ -66,6 +66,7 @@ class RunSigns:
             rank=place.rank,
             world_size=place.world_size,
             bounds=self._bounds,
+            infinite=infinite_in(readings),
         )
         write_signs(parcel.content / name, header, [reading.written for reading in readings])
         parcel.send()

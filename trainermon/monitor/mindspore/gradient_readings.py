@@ -78,6 +78,7 @@ class CellGradientReader:
             min=named["min"] if has_numbers else math.nan,
             norm=math.sqrt(named["sum_sq"]),
             checksum=zlib.crc32(values.astype(np.float32).tobytes()) if self._takes_checksum else None,
+            num_infs=int(named["infs"]),
         )
 
     @functools.cache  # noqa: B019  # a reader lives as long as the training
