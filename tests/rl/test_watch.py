@@ -301,3 +301,28 @@ def test_every_number_that_is_recorded_is_in_the_catalogue():
     report = dataclasses.replace(Step(1).report(), weights=weights, version_lag=0)
 
     assert set(series_of(report, rl.Limits())) == set(ROLLOUT_SERIES)
+
+
+def sampled_by(watch, *names):
+    """Judge a step whose rollouts name these engines, the weights of `e0` alone being known."""
+    made, held = Step(1), {"a": torch.ones(3, dtype=torch.bfloat16)}
+    list(watch.sent(held, version=1))
+    watch.received(held, version=1, engine="e0")
+    with watch.step(1):
+        for name in names:
+            named = {} if name is None else {"engine": name}
+            watch.rollout(logprobs=made.rollout, ids=made.ids, mask=made.mask, version=1, **named)
+            watch.train(logprobs=made.train, ids=made.ids, mask=made.mask)
+    return watch.report(1)
+
+
+def test_the_only_engine_need_not_be_named_in_rollout(watch):
+    report = sampled_by(watch, None)
+
+    assert [part.engine for part in report.engines] == ["e0"]
+    assert "were not compared" not in report.sentence
+
+
+@pytest.mark.parametrize("names", [["engine"], ["e0", "e1"]])
+def test_an_engine_of_another_name_is_not_taken_for_the_only_one(watch, names):
+    assert f"the weights of {names[-1]} were not compared" in sampled_by(watch, *names).sentence

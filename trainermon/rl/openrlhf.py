@@ -7,7 +7,7 @@ from typing import Any
 from trainermon.rl.watch import Watch
 
 
-def observe(watch: Watch, experience: Any, *, step: int, engine: str = "engine", version: int | None = None) -> None:
+def observe(watch: Watch, experience: Any, *, step: int, engine: str | None = None, version: int | None = None) -> None:
     """Watch one `Experience` (0.8 or newer, with `--enable_vllm_is_correction`, so that `rollout_log_probs` are kept).
 
     Its `sequences` are `[N, T + 1]` with prompts, `action_mask` and both log-probabilities `[N, T]`, one token later.

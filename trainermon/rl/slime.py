@@ -9,7 +9,7 @@ from trainermon.rl.watch import Watch
 
 
 def observe(
-    watch: Watch, rollout_data: Mapping[str, Any], *, step: int, engine: str = "engine", version: int | None = None
+    watch: Watch, rollout_data: Mapping[str, Any], *, step: int, engine: str | None = None, version: int | None = None
 ) -> None:
     """Watch one `rollout_data`, once its `log_probs` are computed: lists with a tensor per sample, responses only.
 

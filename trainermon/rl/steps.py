@@ -16,6 +16,9 @@ from trainermon.rl.snapshots import Snapshot
 from trainermon.rl.tokens import Flags, NotComparableError, joined, pair, read_side
 from trainermon.rl.values import Report, Sampling, Verdict, WeightCheck
 
+ENGINE = "engine"
+"""What an engine is called that has no other name."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -38,7 +41,7 @@ class WatchedStep:
     number: int
     rollout: list[Snapshot] = dataclasses.field(default_factory=list)
     train: list[Snapshot] = dataclasses.field(default_factory=list)
-    engines: list[tuple[str, int | None]] = dataclasses.field(default_factory=list)
+    engines: list[tuple[str | None, int | None]] = dataclasses.field(default_factory=list)
     known: list[Flags | None] = dataclasses.field(default_factory=list)
     sent: tuple[int, ...] = ()
 
@@ -66,11 +69,22 @@ def judge_step(step: WatchedStep, settings: Settings, weights: WeightCheck | Non
         floor=floor_of(tokens, dtype=settings.dtype, is_mixture=settings.is_mixture),
         sampling=settings.sampling,
         limits=settings.limits,
-        engines=[engine for engine, count in zip(step.engines, counts, strict=True) for _ in range(count)],
+        engines=[
+            engine for engine, count in zip(_named(step.engines, weights), counts, strict=True) for _ in range(count)
+        ],
         known_before=_joined_flags(step.known, counts),
         weights=weights,
         version_lag=step.version_lag,
     )
+
+
+def _named(
+    engines: Sequence[tuple[str | None, int | None]], weights: WeightCheck | None
+) -> list[tuple[str, int | None]]:
+    """Return the engines with their names: one without is the only one whose weights were checked."""
+    known = weights.engines if weights is not None else ()
+    unnamed = known[0] if len(known) == 1 else ENGINE
+    return [(unnamed if name is None else name, version) for name, version in engines]
 
 
 def _joined_flags(known: Sequence[Flags | None], counts: Sequence[int]) -> Flags | None:

@@ -14,7 +14,7 @@ from trainermon.rl.values import Sampling
 from trainermon.rl.watch import Watch
 
 
-def attach(trainer: Any, watch: Watch, *, engine: str = "engine") -> Attachment:
+def attach(trainer: Any, watch: Watch, *, engine: str | None = None) -> Attachment:
     """Watch a trainer from now on; `detach` of what is returned ends it.
 
     Args:

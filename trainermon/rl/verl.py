@@ -22,7 +22,7 @@ _STAGES = {
 }  # fmt: skip
 
 
-def attach(trainer: Any, watch: Watch, *, engine: str = "engine") -> Attachment:
+def attach(trainer: Any, watch: Watch, *, engine: str | None = None) -> Attachment:
     """Watch verl's trainer, the newer or the older one, from now on; `detach` of what is returned ends it.
 
     Raises:
@@ -36,7 +36,7 @@ def attach(trainer: Any, watch: Watch, *, engine: str = "engine") -> Attachment:
     return Attachment(trainer, "_update_actor", ("batch",), seen)
 
 
-def observe(watch: Watch, batch: Any, *, step: int, engine: str = "engine", version: int | None = None) -> None:
+def observe(watch: Watch, batch: Any, *, step: int, engine: str | None = None, version: int | None = None) -> None:
     """Watch one batch: the line for a trainer of one's own, where `old_log_probs` and `rollout_log_probs` are in it.
 
     `batch` is a `DataProto`, or a `KVBatchMeta` whose tensors are fetched, which waits for them.

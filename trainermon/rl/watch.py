@@ -129,7 +129,7 @@ class Watch:
         logprobs: Any,
         ids: Any = None,
         mask: Any = None,
-        engine: str = "engine",
+        engine: str | None = None,
         version: int | None = None,
         prompts: Sequence[Any] | None = None,
         experts: Any = None,
@@ -140,7 +140,7 @@ class Watch:
             logprobs: Log-probabilities of the sampled tokens, nats: `[N, T]` (torch, numpy) or a list of N sequences.
             ids: The sampled tokens, of the same shape.
             mask: Which of them count, of the same shape; None: all.
-            engine: Name of the engine.
+            engine: Name of the engine; None: the only one of which weights were received, else `engine`.
             version: Version of the weights that it sampled with.
             prompts: N token sequences; tells prompts that the engine may have cached from new ones.
             experts: First expert of each token, `[N, T]` or `[N, T, layers]`.

@@ -46,6 +46,15 @@ def build_another():
 
 def build_nothing():
     return 3
+
+number = 3
+
+def keep(width, *, depth, bias=True):
+    raise AssertionError
+
+class Kept(Net):
+    def __init__(self, width):
+        raise AssertionError
 '''
 DUMPS = "dumps/gradient-nonfinite/attempt1/step8/rank0"
 
@@ -145,6 +154,13 @@ def test_the_file_holds_no_code_and_is_private(run):
         (["--model", "kept_model:build_nothing"], "returned a int, expected a torch.nn.Module"),
         (["--model", "kept_model:missing"], "has no function missing"),
         (["--model", "no_such_module:build"], "no_such_module cannot be imported from"),
+        (["--model", "no_such/train.py:build"], "no_such/train.py:build: there is no file "),
+        (
+            ["--model", "kept_model:keep"],
+            "kept_model:keep needs width, depth: expected is a function that takes no arguments",
+        ),
+        (["--model", "kept_model:Kept"], "kept_model:Kept needs width: expected is a function that takes no arguments"),
+        (["--model", "kept_model:number"], "kept_model:number is of type int, expected a function"),
         (["--model", "kept_model"], "expected MODULE:FUNCTION"),
         (["--model", "kept_model:build", "--step", "7"], "has not kept step 7: there is step 8 of rank 0"),
         (["--model", "kept_model:build", "--rank", "3"], "has not kept rank 3: there is step 8 of rank 0"),
@@ -153,6 +169,14 @@ def test_the_file_holds_no_code_and_is_private(run):
 def test_what_does_not_fit_is_refused_with_what_was_found(run, capsys, arguments, message):
     assert cli.main(["replay", str(run), *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["no_such.py:build", "kept_model:keep"])
+def test_a_model_that_cannot_be_built_is_refused_before_the_step_is_read(model, run, capsys):
+    (run / DUMPS / KEPT_FILE).write_bytes(b"")
+
+    assert cli.main(["replay", str(run), "--model", model]) == 1
+    assert capsys.readouterr().err.startswith(f"trainermon replay: --model {model}")
 
 
 def test_another_class_is_named(run, capsys, monkeypatch):

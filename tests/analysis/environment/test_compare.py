@@ -23,6 +23,19 @@ def compared(section, one, other, rules=()):
     return {row.names: (row.level, row.values) for row in compare_packs(first, second, LevelRules(rules)).rows}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(9007199254740993, 9007199254740992), ("9007199254740993", "9007199254740992"), (10**80 + 1, 10**80)],
+)
+def test_numbers_are_never_cut(one, other, tmp_path, capsys):
+    for name, seed in (("a", one), ("b", other)):
+        write_pack(tmp_path / f"{name}.zip", EnvironmentPack(sections={"hyperparameters": {"seed": seed}}))
+
+    cli.main(["env", "compare", str(tmp_path / "a.zip"), str(tmp_path / "b.zip")])
+
+    assert f"{one}  →  {other}" in capsys.readouterr().out
+
+
 def test_the_screen_says_what_code_differs_by_the_first_digits_of_its_hashes(tmp_path, capsys):
     one = {"file.train.sh": "0123456789ab" + "c" * 52, "git.commit": "a" * 40, "git.dirty": True}
     other = {"file.train.sh": "ba9876543210" + "d" * 52, "git.commit": "b" * 40, "git.dirty": False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -115,19 +116,22 @@ def find_kept(run_dir: Path, *, step: int | None = None, rank: int | None = None
 
 
 def find_builder(name: str) -> Callable[[], nn.Module]:
-    """Return the function that `module:function` names, looked up from the current folder first, or `file.py:function`.
+    """Return what builds the model: `module:function`, looked up from the current folder first, or `file.py:function`.
 
     The folder stays in the module search path: what is built may import more from there.
 
     Raises:
-        DumpError: There is no such module or function.
+        DumpError: There is no such file, module or function, or it takes arguments.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
         raise DumpError(f"--model is {name!r}, expected MODULE:FUNCTION, such as train:build_model")
     folder = Path.cwd()
     if module_name.endswith(".py"):
-        folder, module_name = (folder / module_name).parent, Path(module_name).stem
+        file = folder / module_name
+        if not file.is_file():
+            raise DumpError(f"--model {name}: there is no file {file}")
+        folder, module_name = file.parent, file.stem
     sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
@@ -139,7 +143,25 @@ def find_builder(name: str) -> Callable[[], nn.Module]:
             f"--model {name}: {module.__file__} has no function {function_name}; expected is one of yours that takes no"
             " arguments and returns the model, as training does before it is wrapped"
         )
+    _refuse_arguments(name, function)
     return function
+
+
+def _refuse_arguments(name: str, function: Any) -> None:
+    """Raise a DumpError if `function` cannot be called without arguments."""
+    if not callable(function):
+        raise DumpError(f"--model {name} is of type {type(function).__name__}, expected a function")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # one of C tells nothing of itself
+        return
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
+    if needed:
+        raise DumpError(
+            f"--model {name} needs {', '.join(needed)}: expected is a function that takes no arguments and returns the"
+            " model; write one that passes what training does"
+        )
 
 
 @contextlib.contextmanager
@@ -175,13 +197,13 @@ def kept_arguments(run_dir: Path, rank: int) -> list[str] | None:
 
 
 def _replay(path: Path, run_dir: Path, info: DumpInfo, args: argparse.Namespace, out: Path) -> Any:
-    from torch import nn
+    with _arguments_of(run_dir, info.rank, args.model):
+        model = find_builder(args.model)()
+    from torch import nn  # not before what may be wrong with the option is told
 
     from trainermon.replay.kept_step import load_step
     from trainermon.replay.replay import StepExamination, StepKeeper
 
-    with _arguments_of(run_dir, info.rank, args.model):
-        model = find_builder(args.model)()
     if not isinstance(model, nn.Module):
         raise DumpError(f"--model {args.model} returned a {type(model).__name__}, expected a torch.nn.Module")
     step = load_step(path, model, args.device)

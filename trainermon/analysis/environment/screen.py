@@ -59,11 +59,16 @@ def _row(row: SettingDifference, *, colour: bool) -> str:
 
 
 def shown_value(value: Any, most: int = MAX_VALUE) -> str:
-    """Return a value as short text; – for one that is not there, the first digits of a hash unless `most` is large."""
+    """Return a value as short text; – for one that is not there, the first digits of a hash unless `most` is large.
+
+    Numbers, which may differ in their last digit alone, are whole.
+    """
     if value is None:
         return "–"
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     text = printable(text)
+    if text.lstrip("-").isdecimal():
+        return text
     if most <= MAX_VALUE and _HASH.fullmatch(text):
         return text[:_SHOWN_DIGITS]
     return text if len(text) <= most else f"{text[: most - 1]}…"
