@@ -49,23 +49,68 @@ def test_a_damaged_file_of_a_tensor_is_named_in_one_line(content, ending, tmp_pa
         folder.mkdir()
         (folder / f"x.{ending}").write_bytes(content)
 
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code"]) == 4
 
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"x.{ending} is not a tensor file" in line
+    assert f"x.{ending} is not a tensor file" in capsys.readouterr().out.partition("\n")[0]
 
 
-def test_a_file_that_does_not_hold_what_its_dump_says_is_named_in_one_line(tmp_path, capsys):
-    for side, length in (("a", 3), ("b", 2)):
-        stored = tensor(shape=(3,), data_name="x.npy")
-        folder = write_dump(tmp_path / side, {CALL: forward(tensor(), output=stored)}) / "dump_tensor_data"
-        folder.mkdir()
-        np.save(folder / "x.npy", np.ones(length, np.float32))
+STORED = np.ones((8, 8), np.float32)
 
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
 
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "x.npy: found 3 elements, expected as many as in" in line
+def several(folder, stored=STORED):
+    """A dump of three calls with the files of their results, of which the second one's is given; None: missing."""
+    data = {
+        f"Functional.relu.{n}.forward": forward(tensor(), output=tensor(shape=(8, 8), data_name=f"{n}.npy"))
+        for n in range(3)
+    }
+    files = write_dump(folder, data) / "dump_tensor_data"
+    files.mkdir()
+    for n in range(3):
+        if n != 1 or stored is not None:
+            np.save(files / f"{n}.npy", stored if n == 1 else STORED)
+    return str(folder)
+
+
+@pytest.mark.parametrize("target_first", [True, False])
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        (STORED.reshape(4, 16), "1.npy holds float32 [4, 16], where dump.json says float32 [8, 8]"),
+        (STORED.astype(np.float64), "1.npy holds float64 [8, 8], where dump.json says float32 [8, 8]"),
+        (STORED[:4], "1.npy holds float32 [4, 8], where dump.json says float32 [8, 8]"),
+        (None, "1.npy is missing"),
+    ],
+)
+def test_a_file_that_is_not_what_its_dump_says_is_named_and_the_rest_compared(
+    stored, said, target_first, tmp_path, capsys
+):
+    sides = [several(tmp_path / "a", stored), several(tmp_path / "b")]
+
+    assert main(["compare", *(sides if target_first else sides[::-1]), "--exit-code"]) == 4
+
+    first = capsys.readouterr().out.partition("\n")[0]
+    assert first.startswith("The dumps agree as far as they go: 5 rows")
+    assert "1 tensor was not compared" in first
+    assert said in first
+
+
+def test_a_difference_beside_a_missing_file_is_found_and_both_are_named(tmp_path, capsys):
+    sides = [several(tmp_path / "a", None), several(tmp_path / "b")]
+    np.save(tmp_path / "a" / "dump_tensor_data" / "2.npy", STORED * 2)
+
+    assert main(["compare", *sides, "--exit-code"]) == 3
+
+    first = capsys.readouterr().out.partition("\n")[0]
+    assert "Functional.relu.2.forward" in first
+    assert "1.npy is missing" in first
+
+
+def test_two_files_of_the_same_other_form_are_compared(tmp_path, capsys):
+    """As of a dtype that a framework cannot write."""
+    sides = [several(tmp_path / side, STORED.astype(np.float64)) for side in "ab"]
+
+    assert main(["compare", *sides, "--exit-code"]) == 0
+    assert capsys.readouterr().out.startswith("The dumps agree: ")
 
 
 @pytest.mark.parametrize("text", ["{}", '{"data": 3}', "[", ""])

@@ -30,11 +30,13 @@ class DumpRowDifference(NamedTuple):
     """How a target's row differs from the golden one.
 
     `relative` is the size of the difference: 0 equal, NaN if one side alone is not finite, None if it cannot be told.
-    `columns` are the values of the result table's columns where they cannot be had from the rows alone.
+    `columns` are the values of the result table's columns where they cannot be had from the rows alone. `unread` is why
+    a tensor's file was not read, as a clause: then `relative` is what the statistics tell; "" if it was.
     """
 
     relative: float | None
     columns: tuple[Any, ...] = ()
+    unread: str = ""
 
 
 def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[DumpRowDifference]:

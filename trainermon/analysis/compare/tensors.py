@@ -181,24 +181,22 @@ def tensor_difference(ours: DumpRow, theirs: DumpRow, *, target: DumpRows, golde
 
     Elements that are NaN, or the same infinity, on both sides are equal. With other non-finite ones the size is NaN,
     and the columns are those of the remaining elements. Of tensors that torch loads, but cannot make numbers of, the
-    statistics tell, too.
+    statistics tell, too; and where a file is missing or damaged, or does not hold what its dump says, which `unread` of
+    the difference says.
 
     Raises:
-        DumpError: a file is missing or damaged, or does not hold what its dump says, or it is one of torch and torch is
-            not installed.
+        DumpError: a file is one of torch, and torch is not installed.
     """
     path, their_path = target.tensor_path(ours), golden.tensor_path(theirs)
     by_statistics = DumpRowDifference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
     if path is None or their_path is None or ours.shape != theirs.shape:
         return by_statistics
-    flat, their_flat = _flat(path), _flat(their_path)
+    try:
+        flat, their_flat = _flat_pair((path, their_path), (ours, theirs))
+    except UnreadTensorError as error:
+        return by_statistics._replace(unread=str(error))
     if flat is None or their_flat is None:
         return by_statistics
-    if len(flat) != len(their_flat):
-        raise DumpError(
-            f"{path}: found {len(flat):,} elements, expected as many as in {their_path}, {len(their_flat):,}: one file "
-            "does not hold what its dump.json says; dump that step again"
-        )
     sums = ElementSums()
     name, our_name = dtype_name(theirs.dtype), dtype_name(ours.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -208,6 +206,46 @@ def tensor_difference(ours: DumpRow, theirs: DumpRow, *, target: DumpRows, golde
     if is_discrete(ours) and is_discrete(theirs) and (found.relative or _differ_beyond_doubles(flat, their_flat)):
         return found._replace(relative=math.inf)
     return found
+
+
+class UnreadTensorError(DumpError):
+    """A tensor's file is missing or damaged, or does not hold what its dump says."""
+
+
+def _flat_pair(sources: Sequence[Path | TensorAssembly], rows: ItemPair) -> tuple[Any, Any]:
+    """Return the tensors of both sides as `_flat` does; None for one of which torch cannot read the numbers.
+
+    Where both files have another form than their dump.json says, that is how they were dumped.
+
+    Raises:
+        UnreadTensorError: One cannot be read, or it alone is not what its dump.json says.
+    """
+    wholes = [_whole(source) for source in sources]
+    others = [_other_form(*each) for each in zip(sources, wholes, rows, strict=True)]
+    flats = tuple(None if whole is None else _flat(whole) for whole in wholes)
+    sizes = [f"{len(flat):,}" for flat in flats if flat is not None]
+    if not all(others) and any(others):
+        raise UnreadTensorError(f"{max(others)}: dump that step again")
+    if len(set(sizes)) > 1:
+        raise UnreadTensorError(
+            f"{sources[0]} and {sources[1]} have {' and '.join(sizes)} elements: dump that step again"
+        )
+    return flats[0], flats[1]
+
+
+def _other_form(source: Path | TensorAssembly, whole: Any, row: DumpRow) -> str:
+    """Return what a file holds that is not what its dump.json says; "" if it is, or the tensor is put together.
+
+    An array may have another dtype where numpy has not the tensor's.
+    """
+    if whole is None or not isinstance(source, Path):
+        return ""
+    is_array = isinstance(whole, np.ndarray)
+    shape, dtype, said = tuple(whole.shape), whole.dtype.name if is_array else str(whole.dtype), dtype_name(row.dtype)
+    is_same = dtype_name(dtype) == said or (is_array and said not in np.sctypeDict)
+    if is_same and shape == (row.shape or ()):
+        return ""
+    return f"{source} holds {dtype_name(dtype)} {list(shape)}, where dump.json says {said} {list(row.shape or ())}"
 
 
 def _reach(values: _Array) -> float:
@@ -232,14 +270,18 @@ def _differ_beyond_doubles(flat: Any, their_flat: Any) -> bool:
     return one.dtype.itemsize == other.dtype.itemsize == 8 and not np.array_equal(one, other)
 
 
-def _flat(source: Path | TensorAssembly) -> Any:
-    """Return a tensor of one dimension, mapped from its file, or put together; of complex numbers both parts.
+def _whole(source: Path | TensorAssembly) -> Any:
+    """Return a tensor, mapped from its file, or put together; None if torch cannot read its numbers."""
+    if isinstance(source, Path):
+        return _load(source)
+    try:
+        return source.whole(_read)
+    except ValueError as error:
+        raise UnreadTensorError(f"{source.parts[0]} and its like cannot be put together ({error})") from error
 
-    None if torch cannot read its numbers.
-    """
-    whole = source.whole(_read) if isinstance(source, TensorAssembly) else _load(source)
-    if whole is None:
-        return None
+
+def _flat(whole: Any) -> Any:
+    """Return a tensor with one dimension; of complex numbers both parts."""
     if isinstance(whole, np.ndarray):
         flat = whole.reshape(-1)
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
@@ -254,11 +296,11 @@ def _read(path: Path) -> _Array:
     """Return the tensor in a file in float64, or complex128.
 
     Raises:
-        DumpError: There is none, or torch cannot read its numbers.
+        UnreadTensorError: There is none, or torch cannot read its numbers.
     """
     tensor = _load(path)
     if tensor is None:
-        raise DumpError(f"{path} is of a type that cannot be put together: compare with --mode statistics")
+        raise UnreadTensorError(f"{path} is of a type that cannot be put together: compare with --mode statistics")
     if isinstance(tensor, np.ndarray):
         return tensor.astype(np.complex128 if tensor.dtype.kind == "c" else np.float64)
     array: _Array = tensor.cdouble().numpy() if tensor.is_complex() else tensor.double().numpy()
@@ -267,6 +309,8 @@ def _read(path: Path) -> _Array:
 
 def _load(path: Path) -> Any:
     """Return an array or a tensor, mapped from its file; None if torch cannot read its numbers."""
+    if not path.exists():
+        raise UnreadTensorError(f"{path} is missing: copy the dump again, or use --mode statistics")
     try:
         if path.suffix == ".npy":
             return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -276,8 +320,9 @@ def _load(path: Path) -> Any:
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
     except Exception as error:  # readers of files raise anything on a damaged one: there is no common type
-        raise DumpError(
-            f"{path} is not a tensor file ({error}): copy the dump again, or use --mode statistics"
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnreadTensorError(
+            f"{path} is not a tensor file ({why}): copy the dump again, or use --mode statistics"
         ) from error
     return _numbers(tensor)
 

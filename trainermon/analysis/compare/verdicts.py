@@ -138,8 +138,9 @@ def row_of(call: JudgedCall, noise: float, row: Compared, types: TypePairs = fro
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
     limit = (call.floor if is_strict else call.tolerance) * call.conditions.get(ours.place, 1.0)
     passes = relative is not None and (relative <= limit or relative <= 2 * noise or ours.place in call.chance)
-    if relative is None or (passes and _is_hidden(ours, theirs, difference)):
-        return ResultRow(ours, theirs, difference, NOT_COMPARED, (f"not compared: {_untold(ours, theirs, relative)}",))
+    if relative is None or (passes and (difference.unread or _is_hidden(ours, theirs, difference))):
+        why = f"{difference.unread}." if difference.unread else _untold(ours, theirs, relative)
+        return ResultRow(ours, theirs, difference, NOT_COMPARED, (f"not compared: {why}",))
     if passes:
         return ResultRow(ours, theirs, difference, PASS)
     if ours.place in call.apart:

@@ -47,16 +47,17 @@ def without_blame(comparison: Comparison) -> str:
             f"No call is to blame: the dumps differ from {differing.key} on, {_origin(differing)}{behind}"
             f"{_remark(comparison)}."
         )
+    untold = sum(row.result == NOT_COMPARED and not row.difference.unread for row in comparison.rows())
     if not counts[PASS] and counts[NOT_COMPARED]:
-        return f"Nothing could be compared: {_not_compared(counts[NOT_COMPARED])}."
+        return f"Nothing could be compared{f': {_not_compared(untold)}' if untold else ''}."
     if not counts[PASS]:
         why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
         return f"Nothing could be compared: {why}."
     missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
     agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_signs(comparison)}{_remark(comparison)}."
-    if counts[NOT_COMPARED]:
-        return f"{_not_compared(counts[NOT_COMPARED])}; of the others, {agreed}"
-    return f"The dumps agree{' as far as they go' if comparison.gaps else ''}: {agreed}"
+    if untold:
+        return f"{_not_compared(untold)}; of the others, {agreed}"
+    return f"The dumps agree{' as far as they go' if comparison.gaps or counts[NOT_COMPARED] else ''}: {agreed}"
 
 
 def _not_compared(number: int) -> str:

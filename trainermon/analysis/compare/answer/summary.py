@@ -198,12 +198,21 @@ def _ranked(outcomes: Sequence[ComparisonOutcome]) -> list[ComparisonOutcome]:
 def headline(comparison: Comparison) -> str:
     """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding.
 
-    Unless every row passes, it ends with what was taken for granted of how ranks share the model.
+    It ends with the first tensor that could not be read, and, unless every row passes, with what was taken for granted
+    of how ranks share the model.
     """
+    assumed = () if comparison.row_counts().keys() <= {PASS} else comparison.assumed
+    limits = [*_unread(comparison), *assumed]
     said = _answer(comparison)
-    if not comparison.assumed or comparison.row_counts().keys() <= {PASS}:
-        return said
-    return f"{'; '.join([said.removesuffix('.'), *comparison.assumed])}."
+    return f"{'; '.join([said.removesuffix('.'), *limits])}." if limits else said
+
+
+def _unread(comparison: Comparison) -> Iterator[str]:
+    """Yield how many tensors were not compared, as a file could not be read, and why the first was not."""
+    why = [row.difference.unread for row in comparison.rows() if row.difference.unread]
+    if why:
+        verb, first = ("tensor was", "") if len(why) == 1 else ("tensors were", "the first: ")
+        yield f"{len(why):,} {verb} not compared, {first}{why[0]}"
 
 
 def _answer(comparison: Comparison) -> str:
