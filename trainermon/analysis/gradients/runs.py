@@ -30,7 +30,7 @@ _RANK, _STEP = re.compile(r"rank(\d+)"), re.compile(r"step(\d+)")
 Steps = Mapping[int, Mapping[int, Callable[[], "RankSigns"]]]
 
 
-class NonFinite(NamedTuple):
+class NonFiniteKinds(NamedTuple):
     """Whether a gradient has an element that is NaN, or infinite; None: nothing that is stored tells."""
 
     has_nan: bool | None = None
@@ -49,7 +49,7 @@ class RankSigns:
     bitmaps: Mapping[str, SignBitmaps]
     is_signed: bool = True
     stored: StoredSigns | None = None
-    nonfinite: Mapping[str, NonFinite] = dataclasses.field(default_factory=dict)
+    nonfinite: Mapping[str, NonFiniteKinds] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _read_bitmaps(path: Path) -> RankSigns:
     stored = read_signs(path)
     infinite = stored.header.infinite
     nans = zip(stored.layout.parts, (stored.counts[:, 1] > 0).tolist(), strict=True)
-    nonfinite = {name: NonFinite(has, None if infinite is None else name in infinite) for name, has in nans}
+    nonfinite = {name: NonFiniteKinds(has, None if infinite is None else name in infinite) for name, has in nans}
     return RankSigns(stored.layout.parts, _Bitmaps(stored), stored=stored, nonfinite=nonfinite)
 
 
@@ -175,11 +175,11 @@ def _extremes(summary: Path) -> dict[str, tuple[float, float]]:
         return {}
 
 
-def _nonfinite(largest: float, least: float) -> NonFinite:
+def _nonfinite(largest: float, least: float) -> NonFiniteKinds:
     """Return what the extremes of all elements tell: they are NaN if one is."""
     if math.isnan(largest) or math.isnan(least):
-        return NonFinite(has_nan=True)
-    return NonFinite(has_nan=False, has_inf=math.isinf(largest) or math.isinf(least))
+        return NonFiniteKinds(has_nan=True)
+    return NonFiniteKinds(has_nan=False, has_inf=math.isinf(largest) or math.isinf(least))
 
 
 def _in_order(folder: Path, names: Iterable[str]) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.analysis.gradients.runs import GradientRun, NonFinite, RankSigns
+from trainermon.analysis.gradients.runs import GradientRun, NonFiniteKinds, RankSigns
 from trainermon.core.errors import DumpError
 from trainermon.core.gradient_signs import GradientPart, SignBitmaps, StoredSigns
 from trainermon.core.terminal.progress import counted
@@ -143,15 +143,17 @@ def _with_nonfinite(
             yield one
 
 
-def _nonfinite_of(name: str, side: Sequence[RankSigns]) -> NonFinite:
-    held = [signs.nonfinite.get(name, NonFinite()) for signs in side if name in signs.parts]
-    return NonFinite(*(True if True in told else None if None in told else False for told in zip(*held, strict=True)))
+def _nonfinite_of(name: str, side: Sequence[RankSigns]) -> NonFiniteKinds:
+    held = [signs.nonfinite.get(name, NonFiniteKinds()) for signs in side if name in signs.parts]
+    return NonFiniteKinds(
+        *(True if True in told else None if None in told else False for told in zip(*held, strict=True))
+    )
 
 
-def _on_one_side(ours: NonFinite, theirs: NonFinite) -> str:
+def _on_one_side(ours: NonFiniteKinds, theirs: NonFiniteKinds) -> str:
     """Return what one run alone has, in words.
 
-    >>> _on_one_side(NonFinite(False, True), NonFinite(False, False))
+    >>> _on_one_side(NonFiniteKinds(False, True), NonFiniteKinds(False, False))
     'Inf in the first run alone'
     """
     words = []
