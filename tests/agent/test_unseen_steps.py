@@ -1,4 +1,4 @@
-"""Steps of which nothing is collected are an alert, and a gap in the diagnosis: never taken for healthy ones."""
+"""Steps without any rows are an alert and a gap in the diagnosis, and are never taken for healthy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Dumps that have lost a part, in the ways in which that happens; what is left tells of it."""
+"""Dumps that have lost a part, as it happens; what is left shows it."""
 
 import json
 import shutil

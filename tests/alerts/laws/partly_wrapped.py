@@ -1,4 +1,4 @@
-"""Trainings on two ranks of which DistributedDataParallel wraps a part alone, each in its own folder.
+"""Trainings on two ranks, each in its own folder: DistributedDataParallel wraps a part of the model alone.
 
 python partly_wrapped.py FOLDER NAME …
 """

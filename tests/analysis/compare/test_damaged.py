@@ -58,7 +58,7 @@ STORED = np.ones((8, 8), np.float32)
 
 
 def several(folder, stored=STORED):
-    """A dump of three calls with the files of their results, of which the second one's is given; None: missing."""
+    """A dump of three calls with the files of their results; that of the second is given, None: it is missing."""
     data = {
         f"Functional.relu.{n}.forward": forward(tensor(), output=tensor(shape=(8, 8), data_name=f"{n}.npy"))
         for n in range(3)

@@ -27,7 +27,7 @@ class RunPlace(NamedTuple):
 
 
 def find_places(opened: Sequence[Path]) -> list[RunPlace]:
-    """Return the runs in `opened`, each of which is a run, a folder of runs, or a folder of such folders, once each.
+    """Return the runs in `opened`, once each: a run, a folder of runs, or a folder of such folders.
 
     A link that leads out of an opened folder is left out: what is shown lies where the user has said. A folder that is
     gone, or may not be read, has no runs.

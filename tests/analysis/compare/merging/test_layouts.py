@@ -1,4 +1,4 @@
-"""Dumps of ranks that share a model, of which some or all do not tell how: no silent merge, and none refused in vain.
+"""Ranks share a model, and some or all dumps do not tell how: no silent merge, and none refused in vain.
 
 What is right comes from numpy: every rank's numbers are those of its part of one model.
 """

@@ -33,7 +33,8 @@ class SharedMemory:
             return
         self._is_done = True
         places = [_place(parameter.tensor) for parameter in self._training.parameters]
-        shared = {place for place, number in Counter(places).items() if place is not None and number > 1}
+        apart = {id(held.tensor): place for held, place in zip(self._training.parameters, places, strict=True)}
+        shared = {place for place, number in Counter(apart.values()).items() if place is not None and number > 1}
         for parameter, place in zip(self._training.parameters, places, strict=True) if shared else ():
             series = self._collector.table.id_of(parameter.key(Kind.STATE, SHARES_MEMORY), parameter.placement)
             self._collector.put(series, float(place in shared))
