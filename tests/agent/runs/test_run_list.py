@@ -126,7 +126,7 @@ def test_the_list_says_how_to_record_a_loss_where_there_is_none(tmp_path, capsys
 
 def test_a_folder_without_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path), "--list"]) == 0
-    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    assert capsys.readouterr().out == f"no runs in {tmp_path}, nor in the folders directly in it\n"
 
 
 def test_newest_comes_first(tmp_path: Path) -> None:
