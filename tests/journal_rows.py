@@ -45,8 +45,8 @@ class RankJournal:
 
 def spool_named(path: Path) -> Path:
     """Return the spool of the only run of the name `path.name` in the folder of spools `path.parent`; else `path`."""
-    found = [spool for spool in path.parent.glob(f"{path.name}-*") if re.fullmatch(r"[0-9a-f]{12}", spool.name[-12:])]
-    return found[0] if found else path
+    named = re.compile(re.escape(path.name) + "-[0-9a-f]{12}")
+    return next((spool for spool in path.parent.glob(f"{path.name}-*") if named.fullmatch(spool.name)), path)
 
 
 def only_spool(root: Path) -> Path:

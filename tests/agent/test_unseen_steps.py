@@ -30,6 +30,7 @@ def test_what_is_not_collected_any_more_is_an_alert_and_the_headline(make_run, e
     rank.steps(3, 1)  # a number that the script records, perhaps
     wait_for(lambda: states(run) == ["firing"], "an alert")
     rank.end()
+    run.gone()
 
     found = diagnose(run.output)
 
@@ -47,6 +48,7 @@ def test_a_gap_that_is_over_is_told_beside_what_is_known(make_run):
     rank.steps(5, 2)
     wait_for(lambda: states(run) == ["firing", "resolved"], "the end of an alert")
     rank.end()
+    run.gone()
 
     found = diagnose(run.output)
 

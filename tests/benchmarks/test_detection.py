@@ -14,6 +14,7 @@ from benchmarks.detection.faults import FAULTS as ACTIONS
 from benchmarks.detection.record import record, segments
 from benchmarks.detection.replay import Fired, Judged, blocks_of, by_fault, by_rule, judge, judge_family
 from benchmarks.families.catalogue import FAMILIES
+from tests.journal_rows import spool_named
 from trainermon.alerts.rules import load_rules
 from trainermon.core.derived import SUM
 from trainermon.core.values import Kind
@@ -100,7 +101,7 @@ def test_after_its_faults_a_training_goes_on_as_if_there_had_been_none(tmp_path,
         healthy = [part for part in segments(case, folder) if not part.name]
         recorded = {
             block.step: block.values[SUM, row]
-            for header, block in blocks_of(folder / "spool" / case.run_id)
+            for header, block in blocks_of(spool_named(folder / "spool" / case.run_id))
             for row, number in enumerate(block.series)
             if header.series[number].kind is Kind.LOSS
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
 from torch import Tensor, nn
 
 from trainermon.core.catalogue import SHARES_MEMORY
@@ -43,6 +44,8 @@ class SharedMemory:
 def _place(parameter: Tensor) -> tuple[str, int] | None:
     """Return device and address of a trainable parameter; None where this rank has nothing of it, or it has none."""
     own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    if not parameter.requires_grad or own.is_meta or not own.numel() or type(own) not in (Tensor, nn.Parameter):
+    if not parameter.requires_grad or own.layout is not torch.strided or own.is_meta or not own.numel():
+        return None
+    if type(own) not in (Tensor, nn.Parameter):
         return None
     return str(own.device), own.data_ptr()
