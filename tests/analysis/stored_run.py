@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 
+import duckdb
 import numpy as np
 
 from tests.journal_rows import only_spool
@@ -87,3 +88,16 @@ def dump(run_dir, rank, weight, *, step=5, attempt=1, **info):
     value = {"input_args": [], "input_kwargs": {}, "output": [dict(form)], "parameters": {"weight": dict(form)}}
     writer.add("Module.fc.Linear.forward.0", value)
     writer.close()
+
+
+def drop_columns(run_dir, columns):
+    """Take columns out of the segments of a run, as if another version had written them."""
+    connection = duckdb.connect()
+    for path in run_dir.rglob("*.parquet"):
+        query = f"SELECT decode(key), decode(value) FROM parquet_kv_metadata('{path}')"
+        (key, value), *_ = connection.execute(query).fetchall()
+        connection.execute(
+            f"CREATE OR REPLACE TABLE rows AS SELECT * EXCLUDE ({', '.join(columns)}) FROM read_parquet('{path}')"
+        )
+        connection.execute(f"COPY rows TO '{path}' (FORMAT parquet, KV_METADATA {{{key}: '{value}'}})")
+    connection.close()

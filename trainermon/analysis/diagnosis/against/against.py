@@ -195,7 +195,7 @@ def _rows_agree(rows: RowDifference) -> _Agreement:
     alone = [f"{counted(number, 'step')} of {side} alone" for number, side in sides if number]
     said = [f"the stored rows of {num_steps} agree{noise}", *(f"{one} could not be compared" for one in alone)]
     limits = f" on the {num_steps} that both have" if alone else ""
-    limits += "; series that one run alone has were not compared" if rows.set_aside else ""
+    limits += "; what one run alone has was not compared" if rows.set_aside else ""
     return _Agreement(said, [*alone, *rows.set_aside], limits)
 
 

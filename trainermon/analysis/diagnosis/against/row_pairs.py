@@ -25,13 +25,20 @@ _MAX_NAMES = 4
 _MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
 _TOLD = (*_MOMENTS, "dtype")
 _MERGED_SUM = 1e-12  # what sums of the same numbers in float64, in another order, may be apart by
-DIFFER = {
-    False: " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS),
-    True: " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS if not name.startswith("sum"))
-    + f" OR abs(ours.sum - theirs.sum) > {_MERGED_SUM} * sqrt(ours.count * theirs.sum_sq)"
-    f" OR abs(ours.sum_sq - theirs.sum_sq) > {_MERGED_SUM} * theirs.sum_sq",
-}
-"""SQL: whether two rows are not equal to the bit; by whether they were merged over ranks."""
+_SUMS_DIFFER = (
+    f"abs(ours.sum - theirs.sum) > {_MERGED_SUM} * sqrt(ours.count * theirs.sum_sq)",
+    f"abs(ours.sum_sq - theirs.sum_sq) > {_MERGED_SUM} * theirs.sum_sq",
+)
+
+
+def _differ(*more: str, but: tuple[str, ...] = ()) -> str:
+    """Return the SQL of whether any moment, `but` these, differs, or `more` holds; one that a row lacks does not."""
+    unequal = (f"ours.{name} <> theirs.{name}" for name in _MOMENTS if name not in but)
+    return f"coalesce({' OR '.join((*unequal, *more))}, false)"
+
+
+DIFFER = {False: _differ(), True: _differ(*_SUMS_DIFFER, but=("sum", "sum_sq"))}
+"""SQL: whether two rows are not equal to the bit; by whether they were merged over ranks. NaN equals NaN."""
 _KEYS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 _COMPARED = (
     *(
@@ -158,7 +165,7 @@ def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def set_aside(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
-    """Yield, for each side that has series of kinds or names that the other one never has, which these are."""
+    """Yield, for each side that has series of kinds or names, or moments, that the other one never has, which."""
     ours, theirs = (
         connection.execute(f"SELECT DISTINCT kind, name FROM {view}").fetchall()  # noqa: S608  # our own names
         for view in (OURS, REFERENCE)
@@ -171,6 +178,11 @@ def set_aside(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
         more = [f"{len(others) - _MAX_NAMES:,} other names"] if len(others) > _MAX_NAMES else []
         if said := [*alone, *others[:_MAX_NAMES], *more]:
             yield f"only in {side}: {', '.join(said)}: not compared"
+    for view, side in ((OURS, "this run"), (REFERENCE, "the reference")):
+        missing = ", ".join(f"bool_or({name} IS NULL)" for name in _MOMENTS)
+        found = connection.execute(f"SELECT {missing} FROM {view}").fetchall()[0]  # noqa: S608  # our own names
+        if lacking := [name for name, is_missing in zip(_MOMENTS, found, strict=True) if is_missing]:
+            yield f"stored rows of {side} lack {', '.join(lacking)}: not compared"
 
 
 def read_pairs(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[RowPair, ...]:
@@ -186,7 +198,9 @@ def read_pairs(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[RowPai
         if row[0] == Kind.ACTV_GRAD and row[1:3] in weights:
             continue
         key, numbers = row[: len(_KEYS)], row[len(_KEYS) :]
-        ours, theirs = _item(numbers[: len(_TOLD)]), _item(numbers[len(_TOLD) :])
+        both = list(zip(numbers[: len(_TOLD)], numbers[len(_TOLD) :], strict=True))
+        # what one of the two lacks is compared of neither
+        ours, theirs = (_item([None if None in pair else pair[side] for pair in both]) for side in (0, 1))
         # a checksum is no size, and neither is where two differ only within the last bits of a sum
         relative = None if key[0] == Kind.CHECKSUM else relative_size(ours, theirs)
         found.append(RowPair._make((*key, ours, theirs, relative, "")))
@@ -220,17 +234,18 @@ def _one_sided(connection: duckdb.DuckDBPyConnection, step: int) -> Iterator[Row
 
 def _item(told: Sequence[Any]) -> DumpRow:
     count, low, high, total, square, _, nans, infs, dtype = told
-    finite = count - nans - infs
+    finite = count - nans - infs if None not in (count, nans, infs) else None
+    has_finite = finite is None or finite > 0
     return DumpRow(
         place="",
         state="",
         dtype=dtype or "",
-        shape=(count,),
+        shape=(count,) if count is not None else None,
         requires_grad=False,
-        max=high if finite else None,
-        min=low if finite else None,
-        mean=total / finite if finite else None,
-        norm=math.sqrt(square),
+        max=high if has_finite else None,
+        min=low if has_finite else None,
+        mean=total / finite if finite and total is not None else None,
+        norm=math.sqrt(square) if square is not None else None,
         nans=nans,
         infs=infs,
     )
