@@ -31,6 +31,10 @@ EVENTS: list[tuple[RankEvent, dict[str, Any]]] = [
     (GapEvent(first=4, last=5, message="m"), {"type": "gap", "first": 4, "last": 5, "message": "m"}),
     (GapEvent(first=4, last=None, message="m"), {"type": "gap", "first": 4, "last": None, "message": "m"}),
     (
+        GapEvent(first=4, last=None, message="m", what="cats"),
+        {"type": "gap", "first": 4, "last": None, "message": "m", "what": "cats"},
+    ),
+    (
         FailedEvent(step=3, message="boom", time_s=9.5),
         {"type": "failed", "step": 3, "message": "boom", "time_s": 9.5},
     ),

@@ -88,21 +88,23 @@ class UnseenSteps(RecordConsumer):
         match event:
             case GapEvent():
                 first = self._steps.get(rank, -1) + 1 if event.first is None else event.first
-                self._say(header, first, event.last, event.message)
+                self._say(header, first, event.last, event.message, event.what)
             case DetachedEvent():
                 self._say(header, self._steps.get(rank, -1) + 1, None, event.message)
 
-    def _say(self, header: Header, first: int, last: int | None, why: str) -> None:
+    def _say(self, header: Header, first: int, last: int | None, why: str, what: str = "") -> None:
+        rank = header.coordinates.rank
         steps = f"from step {first} on" if last is None else f"of steps {first} to {last}"
+        whose = f"rank {rank}" if what else f"nothing is collected of rank {rank}"
         begun = AgentStatement(
             rule=BLIND_RULE,
             holds=True,
-            rank=header.coordinates.rank,
+            rank=rank,
             attempt=header.attempt,
             step=first if last is None else last,
             first_step=first,
             time_s=time.time(),
-            detail=f"{steps}: {why}",
+            detail=f"{whose} {steps}: {why}",
         )
         self._report(begun)
         if last is not None:

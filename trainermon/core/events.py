@@ -75,18 +75,20 @@ class DetachedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GapEvent:
-    """Reports steps of which nothing is collected, as the monitor does not see them.
+    """Reports steps of which nothing is collected, as the monitor does not see them, or something is not looked for.
 
     Attributes:
         first: The first of them.
         last: The last one; None: it is not over.
         message: Why, in words.
+        what: What is not looked for, in words, while all else is collected; "": nothing is collected.
     """
 
     type: ClassVar[EventType] = EventType.GAP
     first: int | None
     last: int | None
     message: str
+    what: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +220,12 @@ def _detached(plain: Mapping[str, Any]) -> DetachedEvent:
 
 
 def _gap(plain: Mapping[str, Any]) -> GapEvent:
-    return GapEvent(first=_whole(plain, "first"), last=_whole(plain, "last"), message=_text(plain, "message"))
+    return GapEvent(
+        first=_whole(plain, "first"),
+        last=_whole(plain, "last"),
+        message=_text(plain, "message"),
+        what=_text(plain, "what") if "what" in plain else "",
+    )
 
 
 def _failed(plain: Mapping[str, Any]) -> FailedEvent:

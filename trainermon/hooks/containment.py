@@ -60,13 +60,15 @@ class PlainContainedCall:
 
 
 class PlainFaultGuard:
-    """Catches the monitor's own errors: the first one is logged and detaches the monitor.
+    """Catches the monitor's own errors: the first one is logged and detaches the monitor, or a part of it.
 
-    `on_fault` is called once, with a one-line message, after the first fault; it detaches what is attached.
+    `on_fault` is called once, with a one-line message, after the first fault; it detaches what is attached. `left_out`
+    is what is not looked for from then on; "": the whole monitor is what is detached.
     """
 
-    def __init__(self, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, on_fault: Callable[[str], None], *, left_out: str = "") -> None:
         self._on_fault = on_fault
+        self._left_out = left_out
         self.tripped = False
 
     def wrap(self, function: Callable[..., Any], *bound: Any) -> PlainContainedCall:
@@ -77,11 +79,14 @@ class PlainFaultGuard:
         return PlainContainedCall(self, function, bound)
 
     def trip(self, error: BaseException) -> None:
-        """Log the monitor's first error, and have the monitor detach; later errors do nothing."""
+        """Log the first error, and have what is guarded detach; later errors do nothing."""
         if self.tripped:
             return
         self.tripped = True
-        message = f"the monitor detached itself after {type(error).__name__}: {error}; training goes on unwatched"
+        fault = f"{type(error).__name__}: {error}"
+        message = f"the monitor detached itself after {fault}; training goes on unwatched"
+        if self._left_out:
+            message = f"the search for {self._left_out} has ended after {fault}; all else is watched as before"
         # A full disk or a folder that cannot be written is no fault in the code: where it was met helps nobody.
         is_told_whole = isinstance(error, TrainermonError | OSError)
         logger.error(message, exc_info=None if is_told_whole else error)

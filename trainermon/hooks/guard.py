@@ -50,7 +50,7 @@ class ContainedCall(PlainContainedCall):
 
 
 class FaultGuard(PlainFaultGuard):
-    """Catches the monitor's own errors in hooks of torch: the first one is logged and detaches the monitor."""
+    """Catches the monitor's own errors in hooks of torch: see `PlainFaultGuard`."""
 
     def wrap(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
         """Return `function`, with first arguments `bound`, in a form that never raises; see `ContainedCall`.

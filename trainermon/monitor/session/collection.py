@@ -29,6 +29,8 @@ from trainermon.monitor.taps.loop.frozen_moves import FrozenMoves
 from trainermon.monitor.taps.loop.kept_gradients import KeptGradients
 from trainermon.monitor.taps.loop.late_clipping import LateClipping
 from trainermon.monitor.taps.loop.left_out import LeftOut
+from trainermon.monitor.taps.loop.loop_taps import LoopTap, LoopTaps
+from trainermon.monitor.taps.loop.lost_gradients import LostGradients
 from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
 from trainermon.monitor.taps.loop.shared_memory import SharedMemory
@@ -87,13 +89,6 @@ class TapCollection:
         ]
         self._config, self._context = config, context
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
-        self._kept = KeptGradients(training, collector, steps, guard)
-        self._left_out = LeftOut(training, collector)
-        self._frozen_moves = FrozenMoves(training, collector, _rarely(config))
-        self._module_settings = ModuleSettings(training, collector)
-        self._repeated = RepeatedSteps(training, collector, steps)
-        self._warnings = TorchWarnings(collector, guard)
-        self._shared_memory = SharedMemory(training, collector)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -102,7 +97,7 @@ class TapCollection:
         self._buffers = BufferTaps(training, collector, _rarely(config))
         self._checksums = ChecksumTaps(training, indices, collector, _rarely(config))
         self._values = StepValues(training, collector)
-        self._late_clipping = LateClipping(training, collector, steps, self._values)
+        self._loop = self._loop_taps()
         self._signs = None if config.gradient_signs.level is None else context.signs(config.gradient_signs)
         chosen_histograms = ChosenHistograms(
             config.histograms,
@@ -123,10 +118,9 @@ class TapCollection:
     def attach(self) -> None:
         """Attach every hook that is needed on a step that is collected."""
         config = self._config
-        self._warnings.attach()
+        self._loop.attach()
         if config.wg_distribution:
             self.gradients.attach(per_micro_step=config.monitor_mbs_grad)
-            self._kept.attach()
         if config.xy_distribution:
             self._modules.attach(
                 forward=not config.backward_only,
@@ -142,10 +136,8 @@ class TapCollection:
 
     def detach(self) -> None:
         """Remove all hooks of the taps."""
-        self._warnings.detach()
+        self._loop.detach()
         self.gradients.detach()
-        self._kept.detach()
-        self._late_clipping.detach()
         self._modules.detach()
         self._regions.detach()
         self._features.detach()
@@ -166,7 +158,7 @@ class TapCollection:
 
     def forward_begins(self, step: int) -> None:
         """Read the buffers that the first forward of a step is about to use; called when any forward of it begins."""
-        self._late_clipping.forward_begins()
+        self._loop.forward_begins()
         self._buffers.forward_begins(step)
         self._modules.reads_recomputed = self._recomputed.include(step)
 
@@ -195,7 +187,6 @@ class TapCollection:
         steps = self._context.steps
         num_missing = steps.expected - steps.backward if steps.has_backward else 0
         self._values.at_entry(is_scaled=is_scaled, num_missing=num_missing)
-        self._late_clipping.at_entry()
         self._checksums.at_entry(step)
         if self._config.param_distribution:
             self._parameters.at_entry()
@@ -205,8 +196,7 @@ class TapCollection:
             self._states.take_direction()
         if self._config.wg_distribution:
             self.gradients.complete(is_clipped=self._values.is_clipped)
-            self._repeated.at_entry()
-            self._frozen_moves.at_entry(step)
+        self._loop.at_entry(step)
         if self._signs is not None:
             self._signs.at_entry(step)
 
@@ -221,21 +211,31 @@ class TapCollection:
         if self._config.xy_distribution:
             self._regions.step_ended(self._modules.num_seen, self._modules.called_outside)
         self._values.at_exit(outcome)
-        self._late_clipping.step_ended()
-        self._module_settings.step_ended()
-        self._warnings.step_ended(is_scaled=self._context.steps.in_float16)
-        self._kept.step_ended()
-        if self._config.wg_distribution:
-            self._left_out.step_ended()
-            self._shared_memory.step_ended()
-            self._frozen_moves.step_ended()
-            self._repeated.step_ended()
+        self._loop.step_ended()
         if self._features.are_any:
             self._features.at_exit()
         if not self._structure.is_done:
             self._structure.step_ended()
         if self._collectives is not None:
             self._collectives.step_ended()
+
+    def _loop_taps(self) -> LoopTaps:
+        training, collector, steps = self._context.training, self._context.collector, self._context.steps
+        taps: list[LoopTap] = [
+            LateClipping(training, collector, steps, self._values),
+            ModuleSettings(training, collector),
+            TorchWarnings(collector, steps),
+        ]
+        if self._config.wg_distribution:
+            taps += [
+                KeptGradients(training, collector, steps),
+                LostGradients(training, collector, steps, self.gradients),
+                LeftOut(training, collector),
+                SharedMemory(training, collector),
+                FrozenMoves(training, collector, _rarely(self._config)),
+                RepeatedSteps(training, collector, steps),
+            ]
+        return LoopTaps(taps, collector)
 
 
 def _rarely(config: MonitorConfig) -> DueSteps:

@@ -15,7 +15,6 @@ from trainermon.core.values import Kind, SeriesKey
 from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.hooks.tensor_hooks import hook_accumulated
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.loop.lost_gradients import LostGradients
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import GradientVersion, TapHandle, Training
 
@@ -84,7 +83,7 @@ class GradientTaps:
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
         self._versions: list[GradientVersion] = []
-        self._lost = LostGradients(training, collector, steps, guard)
+        self._missing: frozenset[int] | None = None
 
     @property
     def reduced(self) -> list[int]:
@@ -95,6 +94,11 @@ class GradientTaps:
     def just_read(self) -> Sequence[int]:
         """By parameter, the numbers of the series of reduced gradients whose rows this step has; empty: none yet."""
         return self._reduced if self._is_taken else ()
+
+    @property
+    def missing(self) -> frozenset[int] | None:
+        """Which parameters have no gradient in this step, by position; None where none has one, or none was read."""
+        return self._missing
 
     @property
     def series(self) -> list[int]:
@@ -116,7 +120,6 @@ class GradientTaps:
                 )
         elif self._training.final_when_accumulated and not self._others_hook():
             self._handles.extend(self._watch_final())
-        self._lost.attach()
         if per_micro_step:
             self._handles.extend(self._training.watch_micro_gradients(self._guard, self._added))
 
@@ -125,7 +128,6 @@ class GradientTaps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._lost.detach()
 
     def new_step(self) -> None:
         """Release what belongs to the step that has ended."""
@@ -133,6 +135,7 @@ class GradientTaps:
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final.clear()
         self._versions = []
+        self._missing = None
 
     def backward_ended(self, gradients: Sequence[Tensor | None] | None) -> None:
         """Record the reduced gradients, before any clipping; None if this was not the step's last backward.
@@ -197,7 +200,7 @@ class GradientTaps:
             gradients = [gradients[i] for i in present]
         first = self._collector.take(reduced, gradients)
         self._is_taken = first >= 0
-        self._lost.step(missing)
+        self._missing = missing if self._missing is None else self._missing & missing
         self._take_late()
         if not self._training.reduces:
             self._collector.share_all(unreduced, first, gradients)

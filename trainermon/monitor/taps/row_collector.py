@@ -374,6 +374,10 @@ class RowCollector:
         logger.warning("nothing is collected %s: %s", steps, why)
         self._journal.append_event(GapEvent(first=first, last=last, message=why))
 
+    def note_unseen(self, first: int, what: str, why: str) -> None:
+        """Write to the journal alone what is not looked for from the step `first` on, while all else is collected."""
+        self._journal.append_event(GapEvent(first=first, last=None, message=why, what=what))
+
     def _refuse(self, count: int) -> None:
         if not self.refused:
             self.tell(

@@ -50,8 +50,8 @@ def rows_of(clear, *, backwards=1, clip=False, between=nothing, dtype=torch.floa
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     rows, training = Rows(), plain.describe([model], optimizer, Coordinates())
-    kept = KeptGradients(training, rows.collector, Still(), FaultGuard(pytest.fail))  # type: ignore[arg-type]
-    kept.attach()
+    kept = KeptGradients(training, rows.collector, Still())  # type: ignore[arg-type]
+    kept.attach(FaultGuard(pytest.fail))
     for step in range(STEPS):
         rows.collector.begin(step)
         clear(model, optimizer)

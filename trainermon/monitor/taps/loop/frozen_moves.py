@@ -13,6 +13,7 @@ from trainermon.core.schedule import DueSteps
 from trainermon.core.values import Kind, Placement, SeriesKey
 from trainermon.hooks.names import plain_name
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.training import Training
 
 _MOST = 16  # parameters
@@ -26,7 +27,7 @@ class _Watched(NamedTuple):
     keeps_gradient: bool  # and the optimizer steps it
 
 
-class FrozenMoves:
+class FrozenMoves(LoopTap):
     """Tells of frozen parameters that go on moving: on how many looks in a row, a row of each.
 
     Two things move them that nobody means. The optimizer steps what has kept a gradient, if only zeros: momentum and
@@ -42,6 +43,8 @@ class FrozenMoves:
         collector: Takes the rows.
         due: On which steps.
     """
+
+    looks_for = "frozen parameters that move"
 
     def __init__(self, training: Training, collector: Collector, due: DueSteps) -> None:
         self._training, self._collector, self._due = training, collector, due

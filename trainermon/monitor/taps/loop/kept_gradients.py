@@ -9,11 +9,12 @@ from trainermon.core.values import Kind
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.tensor_hooks import hook_leaf
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import TapHandle, Training
 
 
-class KeptGradients:
+class KeptGradients(LoopTap):
     """Looks whether `.grad` of one small parameter was cleared since the optimizer's step.
 
     torch counts the writes to a tensor. Where a backward finds the very tensor that the step has left, written to no
@@ -25,25 +26,25 @@ class KeptGradients:
         training: Whose gradients; nothing is looked at where it does not tell writes (`counts_writes`).
         collector: Takes the rows.
         steps: Knows whether a replay runs.
-        guard: Contains errors of the hook.
     """
 
-    def __init__(self, training: Training, collector: Collector, steps: MicroSteps, guard: FaultGuard) -> None:
+    looks_for = "gradients that nothing clears between steps"
+
+    def __init__(self, training: Training, collector: Collector, steps: MicroSteps) -> None:
         self._training = training
         self._collector = collector
         self._steps = steps
-        self._guard = guard
         self._parameter = _smallest(training)
         self._handle: TapHandle | None = None
         self._known: tuple[int, int] | None = None  # id and writes of the gradient as it was left
         self._is_first = True  # no backward since the step
         self._is_kept = self._was_kept = False
 
-    def attach(self) -> None:
+    def attach(self, guard: FaultGuard) -> None:
         """Hook the parameter's gradient before it is added to `.grad`."""
         if self._parameter is not None and self._training.counts_writes:
             tensor = self._training.parameters[self._parameter].tensor
-            self._handle = hook_leaf(tensor, self._guard.wrap(self._found))
+            self._handle = hook_leaf(tensor, guard.wrap(self._found))
 
     def detach(self) -> None:
         """Remove the hook."""

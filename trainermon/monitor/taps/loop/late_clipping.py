@@ -11,6 +11,7 @@ from torch import Tensor
 from trainermon.core.catalogue import CLIPPED_LATE
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.step_values import StepValues
 from trainermon.monitor.taps.training import Training
@@ -28,7 +29,7 @@ class _Shrunk(NamedTuple):
     ratio: Tensor | float
 
 
-class LateClipping:
+class LateClipping(LoopTap):
     """Finds gradients that became smaller after the optimizer's step has used them, and that were dropped then.
 
     A few small gradients (the probe of `StepValues`) are held from the step's end to the next forward. Where all of
@@ -43,6 +44,8 @@ class LateClipping:
         values: Knows the norm of the probe when the step began.
     """
 
+    looks_for = "gradients that are clipped after the step"
+
     def __init__(self, training: Training, collector: Collector, steps: MicroSteps, values: StepValues) -> None:
         self._training, self._collector, self._steps, self._values = training, collector, steps, values
         self._used: dict[int, _UsedGradient] = {}
@@ -50,8 +53,9 @@ class LateClipping:
         self._shrunk: _Shrunk | None = None
         self._num_late: Tensor | float = 0.0
 
-    def at_entry(self) -> None:
+    def at_entry(self, step: int) -> None:
         """Count what was clipped late, now that it is known whether it was dropped; note what the step uses."""
+        del step
         if self._shrunk is not None:
             held = self._training.parameters
             if all(held[i].tensor.grad is not left() for i, left in self._shrunk.left.items() if left() is not None):

@@ -11,12 +11,13 @@ from torch import Tensor
 from trainermon.core.catalogue import NOT_HELD, NOT_STEPPED
 from trainermon.core.values import Kind
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.training import Training, groups_of
 
 _ASKED_AFTER = 10  # steps: by then another optimizer has made one
 
 
-class LeftOut:
+class LeftOut(LoopTap):
     """Tells which trainable parameters are in no group of the optimizer, and are stepped by nothing else.
 
     There are two findings, rows of each watched parameter, 0 where nothing is to be said:
@@ -34,6 +35,8 @@ class LeftOut:
         training: What is watched.
         collector: Takes the rows.
     """
+
+    looks_for = "parameters that no optimizer steps"
 
     def __init__(self, training: Training, collector: Collector) -> None:
         self._training = training

@@ -11,6 +11,8 @@ from trainermon.core.catalogue import GRADIENT_LOST
 from trainermon.core.values import Kind
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.gradients import GradientTaps
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import TapHandle, Training
 
@@ -18,7 +20,7 @@ STEADY, AFTER = 20, 10
 """Steps in a row with a gradient, and then without one, before anything is looked at."""
 
 
-class LostGradients:
+class LostGradients(LoopTap):
     """Finds parameters whose gradient stays away while the rest of the training goes on.
 
     After `AFTER` steps without one the modules that hold the parameter are hooked for one step. Where one of them runs
@@ -34,11 +36,13 @@ class LostGradients:
         training: Whose gradients.
         collector: Takes the rows.
         steps: Knows whether a replay runs.
-        guard: Contains errors of the hooks.
+        gradients: Know which parameters have none.
     """
 
-    def __init__(self, training: Training, collector: Collector, steps: MicroSteps, guard: FaultGuard) -> None:
-        self._training, self._collector, self._steps, self._guard = training, collector, steps, guard
+    looks_for = "gradients that stay away"
+
+    def __init__(self, training: Training, collector: Collector, steps: MicroSteps, gradients: GradientTaps) -> None:
+        self._training, self._collector, self._steps, self._gradients = training, collector, steps, gradients
         self._num_steps = 0
         self._missing: frozenset[int] = frozenset()
         self._came: dict[int, int] = {}  # the step from which on it has a gradient again
@@ -48,14 +52,10 @@ class LostGradients:
         self._cut: set[int] = set()
         self._handles: list[TapHandle] = []
 
-    def attach(self) -> None:
+    def attach(self, guard: FaultGuard) -> None:
         """Hook the modules that hold those parameters of which it is to be found out, if there are any."""
-        numbers = {id(self._training.parameters[i].tensor): i for i in self._suspects}
-        modules = (*self._training.roots, *(watched.module for watched in self._training.modules)) if numbers else ()
-        for module in modules:
-            own = frozenset(numbers[id(p)] for p in module._parameters.values() if id(p) in numbers)
-            if own:
-                self._handles.append(module.register_forward_pre_hook(self._guard.wrap(self._ran, own)))
+        self._guard = guard
+        self._hook_suspects()
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -63,8 +63,12 @@ class LostGradients:
             handle.remove()
         self._handles.clear()
 
-    def step(self, missing: frozenset[int]) -> None:
-        """Take which parameters have no gradient in this step, by their positions."""
+    def at_entry(self, step: int) -> None:
+        """Look which parameters have no gradient in this step; nothing where none has one."""
+        del step
+        missing = self._gradients.missing
+        if missing is None:
+            return
         self._num_steps += 1
         if self._suspects:
             self.detach()
@@ -79,7 +83,15 @@ class LostGradients:
         due = [i for i, since in self._went.items() if self._num_steps - since == AFTER - 1]
         if due:
             self._suspects = frozenset(filter(self._is_trained, due))
-            self.attach()
+            self._hook_suspects()
+
+    def _hook_suspects(self) -> None:
+        numbers = {id(self._training.parameters[i].tensor): i for i in self._suspects}
+        modules = (*self._training.roots, *(watched.module for watched in self._training.modules)) if numbers else ()
+        for module in modules:
+            own = frozenset(numbers[id(p)] for p in module._parameters.values() if id(p) in numbers)
+            if own:
+                self._handles.append(module.register_forward_pre_hook(self._guard.wrap(self._ran, own)))
 
     def _changed(self, missing: frozenset[int]) -> None:
         went, came = missing - self._missing, self._missing - missing

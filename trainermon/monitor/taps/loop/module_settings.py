@@ -12,13 +12,14 @@ from trainermon.core.catalogue import MODULE_SETTINGS_SERIES
 from trainermon.core.values import Kind, Placement, SeriesKey
 from trainermon.hooks.names import plain_name
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.training import Training
 
 _DIGEST_BYTES = 6  # a number that float64 holds
 _BY_DESIGN = "expert"  # part of the names of modules that ranks may have others of
 
 
-class ModuleSettings:
+class ModuleSettings(LoopTap):
     """Tells once, of each class of modules, a number that is another one where one of them is set otherwise.
 
     That covers what a module prints of itself (`extra_repr`) and its attributes that are floats: epsilons, shares of a
@@ -29,6 +30,8 @@ class ModuleSettings:
         training: What is watched.
         collector: Takes the rows, one for each class.
     """
+
+    looks_for = "modules that ranks have set otherwise"
 
     def __init__(self, training: Training, collector: Collector) -> None:
         placements = [parameter.placement for parameter in training.parameters]

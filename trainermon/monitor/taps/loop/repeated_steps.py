@@ -5,13 +5,14 @@ from __future__ import annotations
 from trainermon.core.catalogue import STEP_REPEATED
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Training
 
 _NUM_PROBES = 8
 
 
-class RepeatedSteps:
+class RepeatedSteps(LoopTap):
     """Finds steps in which there was no backward, and whose gradients are the very tensors that the last step has left.
 
     torch counts the writes to a tensor: nothing has cleared or changed them since. Eight parameters show it, spread
@@ -24,6 +25,8 @@ class RepeatedSteps:
         steps: Knows whether there was a backward.
     """
 
+    looks_for = "steps that are done twice"
+
     def __init__(self, training: Training, collector: Collector, steps: MicroSteps) -> None:
         self._collector = collector
         self._steps = steps
@@ -33,8 +36,9 @@ class RepeatedSteps:
         self._had_backward = False
         self._num_repeated = 0
 
-    def at_entry(self) -> None:
+    def at_entry(self, step: int) -> None:
         """Compare the gradients with those that the last step has left."""
+        del step
         has_backward = self._steps.has_backward
         if self._had_backward and not has_backward and self._left == self._now():
             self._num_repeated += 1

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from trainermon.core.catalogue import SHARES_MEMORY
 from trainermon.core.values import Kind
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
 from trainermon.monitor.taps.training import Training
 
 
-class SharedMemory:
+class SharedMemory(LoopTap):
     """Tells, in the first step, which parameters begin where another one does: ties that were made by `.data`.
 
     Each has a gradient of its own, and the optimizer steps the same numbers once for each. Where there are some, each
@@ -23,6 +24,8 @@ class SharedMemory:
         training: Whose parameters.
         collector: Takes the rows.
     """
+
+    looks_for = "parameters that share memory"
 
     def __init__(self, training: Training, collector: Collector) -> None:
         self._training, self._collector = training, collector

@@ -14,6 +14,8 @@ from trainermon.core.values import Kind, SeriesKey
 from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import Patch
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.loop.loop_taps import LoopTap
+from trainermon.monitor.taps.micro_steps import MicroSteps
 
 _SHAPE, _SCHEDULE = "target_of_another_shape", "schedule_before_step"
 
@@ -29,7 +31,7 @@ WARNED: Mapping[str, str] = MappingProxyType(
 """By the slot of its row, what a warning of torch contains that tells of a mistake, whatever the model."""
 
 
-class TorchWarnings:
+class TorchWarnings(LoopTap):
     """Files a row for each kind of warning in `WARNED`, on the step that it comes in.
 
     The loss of a validation, without gradients, is no matter of the training. Nothing is known of what the script's
@@ -38,17 +40,19 @@ class TorchWarnings:
 
     Args:
         collector: Takes the rows.
-        guard: Contains errors of the hook.
+        steps: Knows whether the script scales its loss: then a step that a schedule waits for may have been skipped.
     """
 
-    def __init__(self, collector: Collector, guard: FaultGuard) -> None:
-        self._collector, self._guard = collector, guard
+    looks_for = "what torch warns of"
+
+    def __init__(self, collector: Collector, steps: MicroSteps) -> None:
+        self._collector, self._steps = collector, steps
         self._patch: Patch | None = None
         self._seen: set[str] = set()
 
-    def attach(self) -> None:
+    def attach(self, guard: FaultGuard) -> None:
         """Listen to what Python shows of warnings; they are shown as before."""
-        self._patch = Patch(warnings, "showwarning", before=self._guard.wrap(self._heard))
+        self._patch = Patch(warnings, "showwarning", before=guard.wrap(self._heard))
 
     def detach(self) -> None:
         """Listen no longer."""
@@ -56,10 +60,10 @@ class TorchWarnings:
             self._patch.remove()
             self._patch = None
 
-    def step_ended(self, *, is_scaled: bool) -> None:
-        """File what was warned of; `is_scaled`: a loss scaler may have skipped the step that a schedule waits for."""
+    def step_ended(self) -> None:
+        """File what was warned of."""
         if self._seen:
-            for slot in sorted(self._seen - ({_SCHEDULE} if is_scaled else set())):
+            for slot in sorted(self._seen - ({_SCHEDULE} if self._steps.in_float16 else set())):
                 key = SeriesKey(Kind.STEP, TORCH_WARNED_SERIES, slot=slot)
                 self._collector.put(self._collector.table.id_of(key), 1.0)
             self._seen.clear()
