@@ -53,6 +53,9 @@ def test_a_layer_less_is_the_one_finding_too(level, mode, tmp_path):
     ((call, _, words),) = causes_of(comparison)
     assert (call.target, call.key) == (None, "Module.layers.1.Block.forward.0")
     assert words.startswith("is in the golden dump alone")
+    assert words.endswith(
+        "the dumps differ from Module.layers.1.Block.forward.0 (Module.layers.2.Block.forward.0 in the golden dump) on"
+    )
 
 
 @with_modules
@@ -122,6 +125,102 @@ class Gated(nn.Module):
 
     def forward(self, hidden):
         return self.down(functional.silu(self.gate(hidden)))
+
+
+class Activated(nn.Module):
+    """A product, of which another module runs between the activation and what takes it."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.act = act
+
+    def forward(self, hidden):
+        return self.down(self.act(self.gate(hidden)) * self.up(hidden))
+
+
+class OtherwiseGated(Gated):
+    def forward(self, hidden):
+        return self.down(functional.gelu(self.gate(hidden)))
+
+
+class AlsoGated(Gated):
+    pass
+
+
+def parted(*parts):
+    """Return a model with these parts in its blocks, one in each, and equal weights whatever they are."""
+    model = named(*["part"] * len(parts))
+    for layer, part in zip(model.layers, parts, strict=True):
+        part.load_state_dict(
+            layer.part.state_dict() | {"up.weight": torch.ones(32, 16), "up.bias": torch.ones(32)}, strict=False
+        )
+        layer.part = part
+    return model.eval()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@every_mode
+def test_another_class_is_named_whatever_runs_between_it_and_what_differs(level, mode, tmp_path):
+    target, golden = (parted(Activated(nn.SiLU()), Activated(act), Gated()) for act in (nn.GELU(), nn.SiLU()))
+    comparison = compared(tmp_path, target, golden, level, mode)
+
+    assert len(comparison.blamed) == 1
+    assert headline(comparison).startswith("The first difference: Module.layers.1.part.act.GELU.forward.0, ")
+    assert headline(comparison).endswith("stands where the golden dump has Module.layers.1.part.act.SiLU.forward.0.")
+    assert comparison.notes == ("layers.1.part.act is GELU, and SiLU in the golden dump",)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@every_mode
+def test_an_own_class_for_another_is_named_and_what_is_within_is_matched(level, mode, tmp_path):
+    target, golden = parted(Gated(), OtherwiseGated()), parted(Gated(), Gated())
+    comparison = compared(tmp_path, target, golden, level, mode)
+
+    assert headline(comparison).startswith("The first difference: Module.layers.1.part.OtherwiseGated.forward.0, ")
+    assert headline(comparison).endswith("stands where the golden dump has Module.layers.1.part.Gated.forward.0.")
+    assert not [call for call in comparison.calls if call.target is None and call.key.startswith("Module.")]
+
+
+@with_modules
+@every_mode
+def test_another_norm_is_named(level, mode, tmp_path):
+    target = named("part", "part", "part")
+    target.layers[1].norm = nn.RMSNorm(16)
+    comparison = compared(tmp_path, target, named("part", "part", "part"), level, mode)
+
+    assert headline(comparison).startswith("The first difference: Module.layers.1.norm.RMSNorm.forward.0, ")
+    assert headline(comparison).endswith("stands where the golden dump has Module.layers.1.norm.LayerNorm.forward.0.")
+
+
+@with_modules
+@every_mode
+def test_a_class_of_another_name_that_does_the_same_is_no_difference(level, mode, tmp_path):
+    comparison = compared(tmp_path, parted(AlsoGated(), AlsoGated()), parted(Gated(), Gated()), level, mode)
+
+    assert set(comparison.row_counts()) == {"pass"}
+    assert comparison.notes == ("layers.*.part, in 2 places, is AlsoGated, and Gated in the golden dump",)
+
+
+@with_modules
+def test_a_fault_within_another_class_is_found_there(level, tmp_path):
+    target = parted(AlsoGated(), AlsoGated())
+    with torch.no_grad():
+        target.layers[1].part.down.weight.mul_(1.3)
+    comparison = compared(tmp_path, target, parted(Gated(), Gated()), level, Mode.STATISTICS)
+
+    (call,) = comparison.blamed
+    assert (call.key, call.origin) == ("Module.layers.1.part.down.Linear.forward.0", "parameters.weight")
+
+
+@with_modules
+def test_numbers_tell_no_place_where_one_side_has_more(level, tmp_path):
+    target, golden = build("table"), build("table")
+    target.left.insert(1, nn.Identity())
+    comparison = compared(tmp_path, target, golden, level, Mode.STATISTICS)
+
+    assert comparison.notes == ()
+    assert comparison.blamed == ()
 
 
 class Named(nn.Module):

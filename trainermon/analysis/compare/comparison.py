@@ -96,6 +96,7 @@ class Comparison:
         members: By the key of a call that several were joined into, the keys of these; of both sides.
         parents: Key of the enclosing call, by a call's key; the target's.
         recomputed: Keys of the target's backwards whose forward ran once more for them.
+        replaced: The target's paths of modules that have another class in the golden dump.
         golden_keys: Keys of all calls of the golden dump, in its order.
         place: Where the target's dump is, or those of all ranks that it was put together from.
         assumed: What nobody tells of how ranks share the model and was taken for granted, as clauses.
@@ -113,6 +114,7 @@ class Comparison:
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parents: Mapping[str, str] = field(default_factory=dict)
     recomputed: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
     golden_keys: tuple[str, ...] = ()
     place: DumpLocation
     assumed: tuple[str, ...] = ()
@@ -204,7 +206,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
     siblings = _siblings(target, golden, options)
-    mappings = replace(options.mappings, paths=siblings.paths)
+    mappings = replace(options.mappings, modules=siblings.names)
     pairs = match_calls(target, golden, fuzzy=options.fuzzy, mappings=mappings, matched=matched)
     types = run_types(pairs)
     calls = CallJudge(
@@ -237,6 +239,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         members=members,
         parents=target.parents,
         recomputed=target.recomputed,
+        replaced=siblings.replaced,
         golden_keys=tuple(call.key for call in golden.calls),
         place=pair.target,
         assumed=tuple(side.assumed for side in pair if side.assumed),

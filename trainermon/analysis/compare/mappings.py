@@ -91,7 +91,7 @@ class NameMappings:
         data: Full names of rows.
         layer: By class of the target: pairs (path below it in the target, path in the golden dump), longest first.
         joins: Modules that are matched, or joined, before any other calls are.
-        paths: Golden paths of modules, by the target's, that nobody said: see `siblings.py`.
+        modules: Golden paths and classes of modules, by the target's paths, that nobody said: see `siblings.py`.
     """
 
     api: Mapping[str, ApiRule] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class NameMappings:
     data: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     joins: tuple[JoinRule, ...] = ()
-    paths: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Return whether anything is called otherwise; modules that are joined have the golden names already.

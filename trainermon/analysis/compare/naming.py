@@ -84,8 +84,8 @@ class CallNaming:
     def _module(self, call: DumpCall) -> str:
         if self._mappings.layer:
             return self._path(call.path)
-        if call.path in self._mappings.paths:
-            return f"{MODULE}.{self._mappings.paths[call.path]}.{call.name.rpartition('.')[2]}"
+        if call.path in self._mappings.modules:
+            return f"{MODULE}.{self._mappings.modules[call.path]}"
         name = self._cell(call.name)
         return name.rpartition(".")[0] if self._crosses else f"{MODULE}.{name}"
 

@@ -2,14 +2,15 @@
 
 Names tell nothing where one side has a layer more, as all behind it have other numbers, or where a part was renamed.
 There modules of one class below matched parents are matched: by equal parameters where one side has more of them, by
-their order where one kind of each class is left.
+their order where one kind of each class is left. What is left of one name is of another class.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import NamedTuple
 
 from trainermon.analysis.compare.alignment import align
@@ -92,12 +93,15 @@ class SiblingMatch(NamedTuple):
     """Which modules belong together though their names differ.
 
     Attributes:
-        paths: The golden path of a module, by the target's; `ALONE`: the golden dump has none.
-        notes: What was taken for one another by its class and place alone, and how to say so in a file.
+        names: The golden path and class of a module, by the target's path; `ALONE`: the golden dump has none.
+        notes: What was taken for one another by its class and place alone, and how to say so in a file; and which
+            classes stand where the golden dump has others.
+        replaced: The target's paths of modules that have another class in the golden dump.
     """
 
-    paths: Mapping[str, str]
+    names: Mapping[str, str]
     notes: tuple[str, ...]
+    replaced: frozenset[str] = frozenset()
 
 
 def match_siblings(target: DumpRows, golden: DumpRows) -> SiblingMatch:
@@ -112,14 +116,16 @@ class _SiblingMatcher:
     def __init__(self, ours: _ModuleTree, theirs: _ModuleTree) -> None:
         self._ours = ours
         self._theirs = theirs
-        self._paths: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._renamed: Counter[tuple[str, str]] = Counter()
+        self._replaced: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
 
     def match(self) -> SiblingMatch:
         waiting = [("", "")]
         while waiting:
             waiting += self._below(*waiting.pop())
-        return SiblingMatch(self._paths, tuple(map(self._note, self._renamed.items())))
+        notes = (*map(self._renamed_note, self._renamed.items()), *map(self._replaced_note, self._replaced.items()))
+        return SiblingMatch(self._names, notes, frozenset(chain.from_iterable(self._replaced.values())))
 
     def _below(self, ours: str, theirs: str) -> list[tuple[str, str]]:
         """Match what is directly within two modules, and return the pairs."""
@@ -128,6 +134,7 @@ class _SiblingMatcher:
         for kind in [kind for kind in left if kind in others]:
             pairs += self._of_kind(left.pop(kind), others.pop(kind))
         pairs += self._renamed_kinds(left, others, (ours, theirs))
+        pairs += self._replaced_classes(pairs, ours, theirs)
         for one, other in pairs:
             self._note_pair(one, other)
         if ours != theirs:  # names say nothing any more: what has no partner here has none
@@ -169,15 +176,31 @@ class _SiblingMatcher:
             self._renamed[_rule_path(around[0], kind), _rule_path(around[1], same[0])] += len(found)
         return pairs
 
+    def _replaced_classes(self, pairs: list[tuple[str, str]], ours: str, theirs: str) -> list[tuple[str, str]]:
+        """Return the pairs of modules that are left, of one name and unlike classes.
+
+        A number is a name only where both sides have as many: else it tells no place.
+        """
+        left = _left(self._ours, ours, {one for one, _ in pairs})
+        others = _left(self._theirs, theirs, {other for _, other in pairs})
+        is_even = sum(map(str.isdigit, left)) == sum(map(str.isdigit, others))
+        found = [name for name in left if name in others and (is_even or not name.isdigit())]
+        for name in found:
+            place = _number.sub("*", left[name])
+            one, other = self._ours.known[left[name]], self._theirs.known[others[name]]
+            self._replaced[place, one.class_name, other.class_name].append(one.path)
+        return [(left[name], others[name]) for name in found]
+
     def _note_pair(self, ours: str, theirs: str) -> None:
-        if ours != theirs:
-            self._paths[self._ours.known[ours].path] = self._theirs.known[theirs].path
+        one, other = self._ours.known[ours], self._theirs.known[theirs]
+        if ours != theirs or one.class_name != other.class_name:
+            self._names[one.path] = f"{other.path}.{other.class_name}"
 
     def _leave_alone(self, paths: list[str]) -> None:
         """Note that modules, and all within them, have no partner."""
         while paths:
             path = paths.pop()
-            self._paths[self._ours.known[path].path] = ALONE
+            self._names[self._ours.known[path].path] = ALONE
             paths += [inner for within in self._ours.kinds(path).values() for inner in within]
 
     @staticmethod
@@ -185,13 +208,28 @@ class _SiblingMatcher:
         return tuple(modules.known[path].values)
 
     @staticmethod
-    def _note(renamed: tuple[tuple[str, str], int]) -> str:
+    def _replaced_note(replaced: tuple[tuple[str, str, str], list[str]]) -> str:
+        (place, ours, theirs), paths = replaced
+        where = f"{place}, in {_places(len(paths))}," if len(paths) > 1 else paths[0]
+        return f"{where} is {ours}, and {theirs} in the golden dump"
+
+    @staticmethod
+    def _renamed_note(renamed: tuple[tuple[str, str], int]) -> str:
         (ours, theirs), number = renamed
-        places = f"{number} places" if number > 1 else "one place"
         return (
-            f"{ours} was taken for {theirs} in {places}, as class, parameters and place are the same; for --match: "
-            f'- {{target: "{ours}", golden: "{theirs}"}}'
+            f"{ours} was taken for {theirs} in {_places(number)}, as class, parameters and place are the same; "
+            f'for --match: - {{target: "{ours}", golden: "{theirs}"}}'
         )
+
+
+def _places(number: int) -> str:
+    return f"{number} places" if number > 1 else "one place"
+
+
+def _left(modules: _ModuleTree, around: str, taken: Set[str]) -> dict[str, str]:
+    """Return, by its name, the path of each module directly within one that is not among those `taken`."""
+    within = [path for paths in modules.kinds(around).values() for path in paths if path not in taken]
+    return {path[len(around) + 1 :] if around else path: path for path in within}
 
 
 def _rule_path(around: str, kind: _SiblingKind) -> str:

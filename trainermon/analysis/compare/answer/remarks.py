@@ -44,7 +44,7 @@ def without_blame(comparison: Comparison) -> str:
     if differing is not None:
         behind = _behind(comparison, differing)
         return (
-            f"No call is to blame: the dumps differ from {differing.key} on, {_origin(differing)}{behind}"
+            f"No call is to blame: the dumps differ from {both_keys(differing)} on, {_origin(differing)}{behind}"
             f"{_remark(comparison)}."
         )
     untold = sum(row.result == NOT_COMPARED and not row.difference.unread for row in comparison.rows())
@@ -67,6 +67,12 @@ def _not_compared(number: int) -> str:
 def first_differing(comparison: Comparison) -> CallResult | None:
     """Return the first call of which something differs by more than rounding; None if none does."""
     return next((call for call in comparison.calls if call.result in (ERROR, WARNING)), None)
+
+
+def both_keys(call: CallResult) -> str:
+    """Return the key of a call, and that in the golden dump if it is another: there the first may be another call's."""
+    theirs = call.golden.key if call.golden is not None else call.key
+    return call.key if theirs == call.key else f"{call.key} ({theirs} in the golden dump)"
 
 
 class UnequalCall(NamedTuple):

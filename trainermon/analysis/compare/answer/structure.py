@@ -7,9 +7,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from trainermon.analysis.compare.answer.frozen import frozen_parameters
-from trainermon.analysis.compare.answer.remarks import first_differing
+from trainermon.analysis.compare.answer.remarks import both_keys, first_differing
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.items import INPUT, OUTPUT, DumpCall, DumpRow, Value, value_of
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.verdicts import PASS, CallResult, ResultRow
 from trainermon.dump.files.records import FORWARD
 
@@ -26,6 +26,12 @@ class LoneCalls(NamedTuple):
     call: CallResult
     words: str
     onwards: str = ""
+
+
+def is_replaced(comparison: Comparison, result: CallResult) -> bool:
+    """Return whether a call is that of a module which has another class in the golden dump."""
+    call = result.target
+    return call is not None and call.family == MODULE and call.path in comparison.replaced
 
 
 def lone_before(comparison: Comparison) -> LoneCalls | None:
@@ -47,7 +53,7 @@ def lone_before(comparison: Comparison) -> LoneCalls | None:
         other = _outermost(_before(comparison.golden_keys, theirs, differing.golden.key))
     if own is not None and other is not None:
         return LoneCalls(own, f"stands where the golden dump has {other.key}")
-    on = f", and the dumps differ from {differing.key} on"
+    on = f", and the dumps differ from {both_keys(differing)} on"
     if own is not None:
         return _alone(own, "target", _run_of(own, list(ours), ours), on)
     return None if other is None else _alone(other, "golden dump", _run_of(other, comparison.golden_keys, theirs), on)

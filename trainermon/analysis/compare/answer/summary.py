@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainermon.analysis.compare.answer.recomputation import BlamedPlace, doubted
 from trainermon.analysis.compare.answer.remarks import first_differing, incomparable, without_blame
-from trainermon.analysis.compare.answer.structure import lone_before
+from trainermon.analysis.compare.answer.structure import is_replaced, lone_before
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, value_of
@@ -220,7 +220,7 @@ def _answer(comparison: Comparison) -> str:
         return why
     causes = causes_of(comparison)
     for call, place, words in causes[:1]:
-        if call.result == UNMATCHED:
+        if call.result == UNMATCHED or (not place and is_replaced(comparison, call)):
             return f"The first difference: {call.key}{placed_in(comparison, call)} {words}."
         if literal_of(call):
             return f"The first difference: {call.key}{module_around(comparison, call)} {words}."
@@ -339,8 +339,12 @@ def _described(comparison: Comparison, call: CallResult) -> str:
         return given_literal(comparison, call, row)
     if call.origin:
         return _came_in(call)
-    if call.given_to:
-        return _gave(call)
+    if is_replaced(comparison, call):
+        return f"stands where the golden dump has {call.golden.key if call.golden else 'none'}"
+    return _gave(call) if call.given_to else _made(call)
+
+
+def _made(call: CallResult) -> str:
     if math.isnan(call.output_error):
         return "a value is NaN or Inf on one side only"
     if not math.isfinite(call.output_error):
