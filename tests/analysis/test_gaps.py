@@ -45,6 +45,15 @@ def _cut(folder: Path) -> Path:
     return whole
 
 
+def _without_an_entry(folder: Path) -> Path:
+    """Return a dump whose dump.json lacks an entry, of which the tensors are there."""
+    whole = _dump(folder)
+    dumped = json.loads((whole / "dump.json").read_text())
+    del dumped["data"]["Functional.relu.0.forward"]
+    (whole / "dump.json").write_text(json.dumps(dumped))
+    return whole
+
+
 def _with_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a dump in which one tensor, of shape [3, 2], cannot be described."""
     described = encode.tensor_form
@@ -73,6 +82,22 @@ def test_every_tool_names_the_gap(
 
     assert f"{broken} is {gap}" in capsys.readouterr().out
     assert gap_notes(whole) == ()
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_every_tool_counts_the_tensors_that_no_entry_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    words = [
+        word.format(a=_without_an_entry(tmp_path / "a"), b=_dump(tmp_path / "b"), out=tmp_path / "out")
+        for word in _COMMANDS[command]
+    ]
+    capsys.readouterr()
+
+    status = main([*words, "--exit-code"])
+
+    assert "dump_tensor_data has 2 files that no entry names" in capsys.readouterr().out
+    assert status == (4 if command == "check" else status)
 
 
 def test_a_dump_that_lost_an_entry_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,12 @@ PLACES = [
     'parser.add_argument("--token", type=str, default="{}")',
     "# password = {}",
     "def f(x, token='{}'): pass",
+    "user, password = 'anne', '{}'",
+    "password, user = '{}', 'anne'",
+    "login(args.password or '{}')",
+    "secret = args.secret if args.secret else '{}'",
+    "if '{}' == args.password: pass",
+    "raise ValueError('wrong password {}')",
 ]
 HARMLESS = [
     'state = {key.replace("module.", ""): value for key, value in state.items()}',
@@ -59,6 +65,9 @@ HARMLESS = [
     'def forward(self, key: Tensor, token_ids, mode="max"): return "it"',
     '"""Args:\n    key: of shape (B, T)\n    token: the one that follows\n"""',
     "print(f'token={token}')",
+    "password = getpass('Password: ')",
+    "password = getpass.getpass('of anne') or input('once more')",
+    "secret = vault.get_secret('prod/db')",
 ]
 
 

@@ -138,6 +138,14 @@ def test_a_plain_word_is_found_by_its_name_in_values_and_arguments(name, word):
     assert word not in str(argv)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["the password is {}", "The passphrase was: {}.", "cannot log in with password {}", "wrong password {}, 3 tries"],
+)
+def test_a_plain_word_that_a_sentence_gives_as_the_password_is_taken_out(text):
+    assert Redactor().text(text.format("correcthorse")) == text.format(REDACTED)
+
+
 @pytest.mark.parametrize("line", ORDINARY)
 def test_an_ordinary_line_stays(line):
     assert Redactor().text(line) == line

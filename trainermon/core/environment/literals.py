@@ -27,8 +27,16 @@ _OF_METHOD = re.compile(
     r"\.(?:replace|r?split|[lr]?strip|remove(?:prefix|suffix)|startswith|endswith|join|format|encode|decode)"
     r"\([^()]*\Z"
 )
+_ASKED = re.compile(
+    r"(?i)(?:\bgetpass|\binput|\b(?:ask|prompt)\w*|\b(?:get|read|load|fetch)\w*(?:pass|secret|token|cred|key)\w*)"
+    r"\([^()=]*\Z"
+)  # the question, or the place, of a secret that is not in the code
 _OF_TEXT = re.compile(r"\b(?:encoding|errors|newline|mode)\s*=\s*\Z")  # how a file is read, which holds the secret
 _OPTION = re.compile(r"add_(?:argument|option)\(\s*(?:\"-\w\"|'-\w')?,?\s*\Z")
+_INSTEAD = re.compile(r"\s+(?:or|else)\b")  # of a secret that is not given
+_TARGETS = re.compile(r"(?:\A|[\n;])\s*(?:[\w.]+\s*,\s*)+\Z")
+_UNPACKED = re.compile(r"\s*(?:,\s*[\w.]+\s*)*,?\s*=(?!=)")
+_COMPARED = re.compile(r"\s*[!=]=\s*(?:\w+\.)*(\w+)")
 _EQUALS = re.compile(r"\s*[!=]=")
 _FIELD = re.compile(r"\{[^{}]*\}")
 _NO_WORD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}")
@@ -104,7 +112,12 @@ class _Masking:
         if is_call and (is_strong or _SETS.match(name)):
             self._reach = _Reach(self._depth + 1, 99, is_strong)
         elif _TAKES.match(self._text, end) and not (_EQUALS.match(self._text, end) and name in ("key", "keys")):
+            is_unpacked = not self._depth and _TARGETS.search(self._before(start))
+            self._reach = _Reach(self._depth, 99 if is_unpacked else 0, is_strong)
+        elif is_strong and _INSTEAD.match(self._text, end):
             self._reach = _Reach(self._depth, 0, is_strong)
+        elif is_strong and not self._depth and _UNPACKED.match(self._text, end):
+            self._reach = _Reach(self._depth, 99, is_strong)
 
     def _mark(self, mark: str, start: int) -> None:
         self._depth = max(0, self._depth + (mark in "([{") - (mark in ")]}"))
@@ -124,6 +137,8 @@ class _Masking:
         is_taken = self._reach is not None and self._is_value(content, before, self._reach)
         if self._reach is not None and not self._reach.is_strong and _is_computed(begin["prefix"], content):
             is_taken = False
+        other = _COMPARED.match(self._text, end)
+        is_taken = is_taken or bool(content and other and is_secret_name(other[1], "1"))
         clean = REDACTED if is_taken else Redactor().text(content)
         if not is_taken and _KEY.fullmatch(content) and is_secret_name(content.lstrip("-")):
             self._key(content.lstrip("-"), before, end)
@@ -132,7 +147,7 @@ class _Masking:
     def _is_value(self, content: str, before: str, reach: _Reach) -> bool:
         if not content or (is_small(content) and not reach.is_strong):
             return False
-        if any(pattern.search(before) for pattern in (_SUBSCRIPT, _OF_METHOD, _OF_TEXT)):
+        if any(pattern.search(before) for pattern in (_SUBSCRIPT, _OF_METHOD, _OF_TEXT, _ASKED)):
             return False
         is_argument = before.rstrip().endswith(("(", ",")) and self._depth > reach.depth
         names = _CONSTANT if reach.is_strong else _KEY  # of what is looked up: `token = found.get("token")`

@@ -65,12 +65,52 @@ _USER = re.compile(
     r"|\bdocker\s+login\b[^|;&\n]*?\s-p\s+)(?P<value>(?!\d+\b)[^\s'\"]+)"
 )
 """What commands take a user's password by."""
+_OF_PASSWORDS = (
+    *("after", "before", "from", "that", "they", "this", "were", "when", "where", "which", "while", "will", "with"),
+    *(
+        "again",
+        "asked",
+        "authentication",
+        "based",
+        "been",
+        "being",
+        "cannot",
+        "change",
+        "changed",
+        "checked",
+        "correct",
+    ),
+    *("could", "dialog", "different", "does", "empty", "expired", "field", "file", "given", "hash", "hashed", "hidden"),
+    *("incorrect", "invalid", "known", "length", "less", "login", "longer", "manager", "masked", "missing", "must"),
+    *("needed", "never", "none", "null", "only", "outdated", "policy", "prompt", "protected", "protection", "read"),
+    *(
+        "redacted",
+        "refused",
+        "rejected",
+        "required",
+        "reset",
+        "sent",
+        "shorter",
+        "should",
+        "stored",
+        "taken",
+        "unknown",
+    ),
+    *("unset", "used", "valid", "weak", "wrong", "accepted", "also", "already"),
+)
+"""What follows the word in sentences that do not tell it."""
 _TOLD = re.compile(
     r"(?i)(?P<head>\bpass(?:word|wd|phrase)\s+(?:(?:is|was)\s+)?(?P<quote>['\"])?)"
     r"(?P<value>(?(quote)[^\s'\"{}$%<]{4,}(?=['\"])"
     r"|(?!\w*(?:int|float|fp|bf|complex|sha|md)\d+\b)(?=\S*\d)(?=\S*[a-z])[^\s'\"(){}<>$%=:,]{5,}))"
 )
 """What a sentence says of a password: in quotes any word, else one that is no word of a language."""
+_SAID = re.compile(
+    r"(?i)(?P<head>\bpass(?:word|wd|phrase)(?:\s+(?:is|was):?\s+|\s*(?::=|->|=>)\s*)"
+    r"|\b(?:with|using|wrong|bad|invalid|incorrect)\s+(?:the\s+)?pass(?:word|wd|phrase)\s+)"
+    rf"(?P<value>(?!(?:{'|'.join(_OF_PASSWORDS)})\b)[a-z][^\s'\"(){{}}<>$%=:;,.]{{3,}})"
+)
+"""A plain word that a sentence gives as the password."""
 _QUERY = re.compile(r"(?i)([?&;]([\w.-]*)=)([^&;\s'\"]+)")
 # What stands before a value, and the value: the one is looked for, the other read only where the name is a secret's.
 _ASSIGNED = (
@@ -80,7 +120,10 @@ _ASSIGNED = (
     re.compile(r"""(?<==)[^\s'"&;,]+|(?<=["'])[^\s'"&;,]+|(?<!=)[^\s'",;][^'"\n,;]*"""),
 )
 _AFTER_OPTION = re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)\s+"), re.compile(r"[^\s'\"-][^\s'\"]*")
-_HEADERS = re.compile(r".*[-_.a-z][A-Z-].*|.*_.*|(?i:authorization|cookies?|password|passwd|secret)")
+_ORDINARY_NAMES = frozenset(
+    ["key", "keys", "token", "pat", "sas", "session", "sig", "sign", "signature", "license", "licence"]
+)
+"""Names that are secrets before `=`, but ordinary words before a colon: `key: bfloat16`."""
 _NO_WORD = re.compile(r"(?!\w*(?:int|float|fp|bf|complex)\d+\b)(?=\S*[0-9])(?=\S*[A-Za-z])[\w+/=~.-]{6,}")
 _CODE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\(|self\.\w+\W*$")
 _FILLED_IN = ("{", "$", "%", REDACTED[:-1])  # a place for a value, and no value
@@ -136,6 +179,7 @@ class Redactor:
             text = pattern.sub(self._found, text)
         for pattern in (_USER, _TOLD):
             text = pattern.sub(lambda match: match["head"] + self._taken(match["value"]), text)
+        text = _SAID.sub(lambda match: match["head"] + REDACTED, text)  # a word that may stand elsewhere as well
         for head, value in (_ASSIGNED, _AFTER_OPTION):
             text = "".join(self._without_assigned(head, value, text))
         return _WORD.sub(self._if_random, text)
@@ -208,7 +252,7 @@ def _is_assigned_secret(head: re.Match[str], value: str) -> bool:
     if given.get("sign") == ":" and not given["quote"]:
         words = value.partition(" #")[0].split()
         is_sentence = len(words) > 1 and not is_secret_name(name, "1")
-        if not _NO_WORD.fullmatch(words[0]) and (is_sentence or not _HEADERS.fullmatch(name)):
+        if not _NO_WORD.fullmatch(words[0]) and (is_sentence or name.lower() in _ORDINARY_NAMES):
             return False
     return is_secret_name(name, value.rstrip("`.)]}"))
 

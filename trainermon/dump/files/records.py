@@ -19,6 +19,7 @@ PARTIAL_FILE = "dump.partial.jsonl"
 # In dump_info.json: how long the partial file was when the other files were put in place.
 LINES_BYTES = "lines_bytes"
 TENSOR_FOLDER = "dump_tensor_data"
+TENSOR_SUFFIXES = (".pt", ".npy")
 
 # What we add to an entry of dump.json stands in one dict under this name: msprobe's compare cannot bear a number there.
 EXTRA = "trainermon"

@@ -11,10 +11,10 @@ from typing import Any
 
 from trainermon.core.private_files import make_private_folder
 from trainermon.dump.files.framework import FrameworkTensors
+from trainermon.dump.files.records import TENSOR_SUFFIXES
 from trainermon.dump.forms import TensorLeaf, quoted
 
 MAX_NAME = 200
-SUFFIXES = (".pt", ".npy")
 _ODD = re.compile(r"[^\w.\-]")
 
 
@@ -64,7 +64,7 @@ class TensorFolder:
         make_private_folder(self.path if is_used else self.path.parent)
         if self.path.is_dir():
             for file in self.path.iterdir():
-                if file.suffix in SUFFIXES:
+                if file.suffix in TENSOR_SUFFIXES:
                     file.unlink()
 
     def save(self, name: str, leaf: TensorLeaf, *, line_bytes: int) -> None:
