@@ -194,7 +194,8 @@ def _gaps_of(directory: Path) -> Iterator[str]:
         yield f"{directory} is not whole: {lost}; the first: {info.get('first_error')}"
     if not is_cut and (number := _num_unnamed(directory)):
         files = "1 file" if number == 1 else f"{number:,} files"
-        yield f"{directory} is not whole: {TENSOR_FOLDER} has {files} that no entry names: entries of {DUMP_FILE} are gone or damaged"
+        lost = f"entries of {DUMP_FILE} are gone or damaged"
+        yield f"{directory} is not whole: {TENSOR_FOLDER} has {files} that no entry names: {lost}"
 
 
 def _num_unnamed(directory: Path) -> int:
