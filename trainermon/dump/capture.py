@@ -76,6 +76,8 @@ class ForwardCalls:
     def __init__(self) -> None:
         self._stack: list[tuple[nn.Module, _ForwardCall | None]] = []
         self._numbers: Counter[str] = Counter()
+        self._part = 0
+        self._latest: tuple[_ForwardCall | None, int] = (None, -1)
 
     @property
     def is_running(self) -> bool:
@@ -84,7 +86,12 @@ class ForwardCalls:
 
     def go_on_from(self, earlier: ForwardCalls) -> None:
         """Continue the numbers of calls from where `earlier` ended."""
-        self._numbers = earlier._numbers
+        self._numbers, self._part = earlier._numbers, earlier._part
+
+    @property
+    def part(self) -> int:
+        """Number, from 1, of the part of the model (what one checkpoint spans) that runs again, or did last."""
+        return self._part
 
     def next_number(self, stem: str) -> int:
         """Return how often the module `stem` (`Module.h.0.Linear`) was called before, and count this call."""
@@ -132,6 +139,7 @@ class ForwardCalls:
         parent = self.innermost()
         if parent is None:
             repeated = next((call for call in reversed(watched.calls) if not call.recomputed), None)
+            self._begin_part(repeated)
         else:
             rest = enumerate(parent.children[parent.next_child :], parent.next_child + 1)
             position, repeated = next(
@@ -141,6 +149,17 @@ class ForwardCalls:
         if repeated is not None:
             repeated.recomputed = True
         return repeated
+
+    def _begin_part(self, call: _ForwardCall | None) -> None:
+        """Count another part, unless `call` follows in the same module on the one that was repeated before it.
+
+        Backwards run in the opposite order, so of two checkpoints the later one is repeated first.
+        """
+        around = call.parent if call is not None else None
+        place = around.children.index(call) if call is not None and around is not None else -1
+        if around is None or around is not self._latest[0] or place <= self._latest[1]:
+            self._part += 1
+        self._latest = around, place
 
     def reset(self) -> None:
         """Empty the stack of running modules; the counts of calls stay."""
@@ -296,7 +315,7 @@ class ModuleCapture:
         if recomputing:
             call = self._calls.repeated(watched)
             if call is not None:
-                call.backward.extra[RECOMPUTED] = True
+                call.backward.extra[RECOMPUTED] = self._calls.part
         else:
             value: dict[str, Any] = {"input_args": inputs, "input_kwargs": named}
             if self._gathered:  # by the time the module returns they may be scattered again

@@ -73,4 +73,71 @@ def test_sound_ones_agree(reentrant, level, tmp_path):
 def test_without_checkpoints_nothing_is_doubted(level, tmp_path):
     comparison = compared(tmp_path, True, level, None, checkpointed=False)
 
-    assert comparison.recomputed == frozenset()
+    assert comparison.recomputed == {}
+
+
+class Within(nn.Module):
+    """Blocks that checkpoint what they do themselves, as transformers' do: the call of the block is not repeated."""
+
+    def __init__(self, parts, *, reentrant):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(Pieces(parts, reentrant) for _ in range(3))
+
+    def forward(self, rows):
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows.pow(2).mean()
+
+    batch = staticmethod(Checkpointed.batch)
+
+
+class Pieces(nn.Module):
+    """Four modules one after the other, of which checkpoints span `parts` each."""
+
+    def __init__(self, parts, reentrant):
+        super().__init__()
+        self.one, self.two, self.three, self.four = (nn.Linear(16, 16) for _ in range(4))
+        self.parts, self.reentrant = parts, reentrant
+
+    def forward(self, rows):
+        for names in self.parts:
+            rows = checkpoint(self.run, rows, names, use_reentrant=self.reentrant)
+        return rows
+
+    def run(self, rows, names):
+        for name in names:
+            rows = rows + torch.tanh(self.get_submodule(name)(rows))
+        return rows
+
+
+def answer(folder, parts, reentrant, level, name="one"):
+    """Return what is said of blocks of which one has a module that is off in its second forward."""
+    target = Within(parts, reentrant=reentrant)
+    off_in_call(target.layers[1].get_submodule(name), 1)
+    record(folder / "target", target, level=level)
+    record(folder / "golden", Within(parts, reentrant=reentrant), level=level)
+    (comparison,) = compare(folder / "target", folder / "golden")
+    assert len(causes_of(comparison)) == 1
+    return headline(comparison)
+
+
+@every_kind
+@every_level
+@pytest.mark.parametrize("name", ["one", "three"])
+def test_a_block_that_checkpoints_all_it_does_is_named_as_a_whole(reentrant, level, name, tmp_path):
+    said = answer(tmp_path, [["one", "two", "three", "four"]], reentrant, level, name)
+
+    assert said.startswith("The first difference arose in Module.layers.1.Pieces.backward.0, ")
+    assert "the forward ran a second time (activation checkpointing), which the dump does not have" in said
+
+
+@every_kind
+@every_level
+def test_of_a_block_in_which_each_part_has_its_own_checkpoint_only_that_part_is_doubted(reentrant, level, tmp_path):
+    said = answer(tmp_path, [["one", "two"], ["three", "four"]], reentrant, level)
+
+    assert "Module.layers.1." in said
+    assert "three" not in said
+    assert "four" not in said
+    assert "the forward ran a second time " in said

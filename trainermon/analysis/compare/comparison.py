@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from trainermon.analysis.compare.items import DumpRows, read_rows
+from trainermon.analysis.compare.items import DumpRows, RecomputedPart, read_rows
 from trainermon.analysis.compare.judge import CallJudge, JudgedDumps
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
@@ -95,7 +95,8 @@ class Comparison:
         empty: The dump without a single call; "" if both have some.
         members: By the key of a call that several were joined into, the keys of these; of both sides.
         parents: Key of the enclosing call, by a call's key; the target's.
-        recomputed: Keys of the target's backwards whose forward ran once more for them.
+        recomputed: By the keys of the target's backwards whose forward ran once more for them, which part of the model
+            ran again at once; None where that is not known.
         replaced: The target's paths of modules that have another class in the golden dump.
         golden_keys: Keys of all calls of the golden dump, in its order.
         place: Where the target's dump is, or those of all ranks that it was put together from.
@@ -113,7 +114,7 @@ class Comparison:
     empty: str = ""
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parents: Mapping[str, str] = field(default_factory=dict)
-    recomputed: frozenset[str] = frozenset()
+    recomputed: Mapping[str, RecomputedPart | None] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
     golden_keys: tuple[str, ...] = ()
     place: DumpLocation

@@ -36,6 +36,8 @@ _CHECKSUMS = frozenset(CHECKSUM_KEYS)
 _SHARDED = "FSDP"  # what `fully_shard` puts before the class of a module
 _TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
 Value = tuple[object, ...]
+RecomputedPart = tuple[int, int]
+"""The place in the pipeline of the rank, and the number of the part there that one checkpoint spans."""
 _NUMBERS = {"int", "float", "bool"}
 _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
@@ -156,8 +158,8 @@ class DumpRows(NamedTuple):
         parents: Key of the enclosing call, by the call's key.
         stacks: By a call's key, the lines of the script that made it, innermost first.
         sources: Where the tensors are that do not lie in the dump's own folder, by their name.
-        recomputed: Keys of backwards whose forward ran a second time for them (activation checkpointing); the dump has
-            nothing of that.
+        recomputed: By the keys of backwards whose forward ran a second time for them (activation checkpointing), of
+            which the dump has nothing: which part of the model ran again at once; None where that is not known.
         scoped: Whether functions are matched by the module in which they are called, as their numbers depend on how the
             model is spread over ranks.
     """
@@ -168,7 +170,7 @@ class DumpRows(NamedTuple):
     parents: Mapping[str, str]
     stacks: Mapping[str, tuple[str, ...]]
     sources: Mapping[str, Path | TensorAssembly] = MappingProxyType({})
-    recomputed: frozenset[str] = frozenset()
+    recomputed: Mapping[str, RecomputedPart | None] = MappingProxyType({})
     scoped: bool = False
 
     @property
@@ -219,13 +221,16 @@ def _rows(directory: Path, raw: RawDump) -> DumpRows:
         calls=tuple(_calls(raw, parents)),
         parents=parents,
         stacks=dict(_stacks(raw)),
-        recomputed=frozenset(key for key, value in raw.data.items() if _is_recomputed(key, value)),
+        recomputed=dict(_recomputed(raw)),
     )
 
 
-def _is_recomputed(key: str, value: Any) -> bool:
-    extra = value.get(EXTRA) if f".{BACKWARD}" in key and isinstance(value, dict) else None
-    return isinstance(extra, dict) and bool(extra.get(RECOMPUTED))
+def _recomputed(raw: RawDump) -> Iterator[tuple[str, RecomputedPart | None]]:
+    for key, value in raw.data.items():
+        extra = value.get(EXTRA) if f".{BACKWARD}" in key and isinstance(value, dict) else None
+        part = extra.get(RECOMPUTED) if isinstance(extra, dict) else None
+        if part:
+            yield key, None if part is True else (0, part)
 
 
 def _stacks(raw: RawDump) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -28,7 +28,10 @@ TRANSFORMED = "transformed"
 IN_VMAP = "inside vmap; the shape is that of the whole batch"
 IN_GRAD = "inside grad"
 RECOMPUTED = "recomputed"
-"""In a backward's extra: its forward ran a second time for it (activation checkpointing), unrecorded."""
+"""In a backward's extra: its forward ran a second time for it (activation checkpointing), unrecorded.
+
+Of modules the number, from 1, of the part of the model that ran again at once; true where that is not known.
+"""
 
 FORWARD = "forward"
 BACKWARD = "backward"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import MODULE
 from trainermon.analysis.compare.verdicts import CallResult
-from trainermon.dump.files.records import FORWARD
+from trainermon.dump.files.records import BACKWARD, FORWARD
 
 
 class BlamedPlace(NamedTuple):
@@ -29,32 +29,47 @@ class BlamedPlace(NamedTuple):
     words: str
 
 
+class _PartAgain(NamedTuple):
+    """A part of the model whose forward ran a second time for a backward.
+
+    Attributes:
+        backward: Of the module that is that part; of several within one that is not, of the outermost around the cause.
+        spans: The first and the last of these modules, as it follows on `ran a second time`; "" for one.
+        name: What tells it from other parts.
+    """
+
+    backward: CallResult
+    spans: str
+    name: object
+
+
 def doubted(comparison: Comparison, causes: Sequence[BlamedPlace]) -> list[BlamedPlace]:
-    """Return where differences began, those in backwards of one recomputed part as one, at the outermost such module.
+    """Return where differences began, those of one recomputed part as one, at the module that is it.
 
     Costs a look at the recomputed backwards for each cause.
     """
     found: list[BlamedPlace] = []
-    seen: set[str] = set()
+    seen: set[object] = set()
     for cause in causes:
         part = _recomputed_part(comparison, cause.call)
         if part is None:
             found.append(cause)
-        elif part.key not in seen:
-            seen.add(part.key)
-            shown = "" if part is cause.call else f"{cause.call.key}: "
-            found.append(BlamedPlace(part, "", f"{shown}{cause.words}; {_DOUBT}"))
+        elif part.name not in seen:
+            seen.add(part.name)
+            shown = "" if part.backward is cause.call else f"{cause.call.key}: "
+            found.append(BlamedPlace(part.backward, "", f"{shown}{cause.words}; {_doubt(part.spans)}"))
     return found
 
 
-_DOUBT = (
-    "for this backward the forward ran a second time (activation checkpointing), which the dump does not have: it "
-    "arose there, or in the backward"
-)
+def _doubt(spans: str) -> str:
+    return (
+        f"for this backward the forward ran a second time{spans} (activation checkpointing), which the dump does not "
+        "have: it arose there, or in the backward"
+    )
 
 
-def _recomputed_part(comparison: Comparison, result: CallResult) -> CallResult | None:
-    """Return the backward of the outermost recomputed module around a backward, or its own; None if it has none."""
+def _recomputed_part(comparison: Comparison, result: CallResult) -> _PartAgain | None:
+    """Return the recomputed part that a backward is of, or its own; None if it has none."""
     call = result.target
     if call is None or call.direction == FORWARD or not comparison.recomputed:
         return None
@@ -68,5 +83,34 @@ def _recomputed_part(comparison: Comparison, result: CallResult) -> CallResult |
     same = [one for one in around if one.target and one.target.number == call.number] if call.family == MODULE else []
     modules = same or around
     if modules:
-        return min(modules, key=lambda one: len(one.target.path) if one.target else 0)
-    return result if result.key in comparison.recomputed else None
+        return _whole(comparison, min(modules, key=lambda one: len(one.target.path) if one.target else 0), backwards)
+    if result.key in comparison.recomputed:
+        return _PartAgain(result, "", result.key)
+    return _of_parts(comparison, result.key if call.family == MODULE else comparison.parents.get(result.key))
+
+
+def _whole(comparison: Comparison, top: CallResult, backwards: Sequence[CallResult]) -> _PartAgain:
+    """Return all that ran again with `top`, the outermost such module: what is around it, if all of that did."""
+    name, around = comparison.recomputed[top.key], comparison.parents.get(top.key)
+    same = [one for one in backwards if comparison.recomputed[one.key] == name]
+    tops = [one.target.path for one in same if one.target and comparison.parents.get(one.key) == around]
+    if name is None or len(tops) < 2:
+        return _PartAgain(top, "", name or top.key)
+    whole = _of_parts(comparison, around)
+    if whole is not None and whole.name == name:
+        return whole
+    return _PartAgain(top, f" from {tops[-1]} to {tops[0]}", name)
+
+
+def _of_parts(comparison: Comparison, key: str | None) -> _PartAgain | None:
+    """Return the backward `key` of a module, if all modules directly within it ran again; else None."""
+    whole = next((one for one in comparison.calls if one.target is not None and one.key == key), None)
+    within = (one for one in comparison.calls if comparison.parents.get(one.key) == key)
+    modules = [
+        one.key for one in within if one.target and one.target.family == MODULE and one.target.direction == BACKWARD
+    ]
+    if whole is None or not modules or not all(each in comparison.recomputed for each in modules):
+        return None
+    parts = {comparison.recomputed[each] for each in modules}
+    name = next(iter(parts)) if len(parts) == 1 else None
+    return _PartAgain(whole, f" in {len(parts)} parts" if len(parts) > 1 else "", name or key)

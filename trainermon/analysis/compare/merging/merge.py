@@ -88,7 +88,11 @@ class _AxisMerger:
             parents={key: parent for stage in stages for key, parent in stage.rows.parents.items()},
             stacks={key: stack for stage in stages for key, stack in stage.rows.stacks.items()},
             sources=self._sources,
-            recomputed=frozenset(key for stage in stages for key in stage.rows.recomputed),
+            recomputed={
+                key: part and (at, part[1])
+                for at, stage in enumerate(stages)
+                for key, part in stage.rows.recomputed.items()
+            },
             scoped=True,
         )
 
