@@ -83,6 +83,28 @@ def test_a_search_is_counted_and_gone_through(open_graph: OpenGraph) -> None:
     assert page.text_content("#finding") == "1 finding"
 
 
+def test_what_a_search_found_is_listed_and_each_leads_there(open_graph: OpenGraph) -> None:
+    page = open_graph("ranks")
+    page.keyboard.press("/")
+    page.keyboard.type("class:linear fc* rank:0-1")
+    expect(page.locator("#finding")).to_have_text("24 found in 2 ranks")
+    page.keyboard.press("ArrowDown")
+
+    listed = page.get_by_role("menuitem")
+    assert listed.count() == 24
+    assert listed.first.text_content() == "step0 rank0: micro step 0 > forward > layers.0 > fc1"
+    listed.nth(13).click()
+    expect(page.locator("#finding")).to_have_text("14 of 24")
+    expect_shown(page, "step0 rank1")
+    assert page.text_content(SELECTED).split() == ["fc2", "Linear"]
+
+
+def test_nothing_is_wider_than_a_narrow_screen(open_graph: OpenGraph) -> None:
+    page = open_graph("ranks", viewport={"width": 390, "height": 844})
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
 def test_a_click_selects_and_a_double_click_unfolds(open_graph: OpenGraph) -> None:
     page = open_graph("sound")
     canvas = page.locator("#graph")
@@ -175,6 +197,9 @@ def test_what_is_saved_is_a_picture_with_every_box(open_graph: OpenGraph, tmp_pa
     texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert "▲ layers.1  Block" in texts
     assert "norm  LayerNorm" in texts
+    boxes = [box for box in drawn.iter("{http://www.w3.org/2000/svg}rect") if box.get("stroke-width")]
+    outer = max(boxes, key=lambda box: float(box.get("width", 0)) * float(box.get("height", 0)))
+    assert float(outer.get("stroke-width", 0)) == 1  # what is around the call where it began is marked in its title alone
 
 
 def test_help_lists_every_key(open_graph: OpenGraph) -> None:

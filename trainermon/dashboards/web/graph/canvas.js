@@ -1,4 +1,5 @@
-// Draws a list of shapes onto a canvas: only what is in view, and labels only where they can be read.
+// Draws a list of shapes onto a canvas: only what is in view, and labels only where they can be read. Titles of frames stay
+// readable, as far as they have room, so that one sees from afar what is where.
 
 /** @import { Camera } from "./types.js" */
 /** @import { Shape } from "./scene.js" */
@@ -6,6 +7,7 @@
 const READABLE = 5.5;
 const FONT_SIZE = 12.5;
 const HALO = 5;
+const FRAME_TITLE = 11; // pixels on the screen, where other labels are too small
 
 /**
  * @param {CanvasRenderingContext2D} context
@@ -22,6 +24,9 @@ export function draw(context, shapes, camera, { width, height, font }) {
   context.textBaseline = "alphabetic";
   context.lineJoin = "round";
   const showsText = FONT_SIZE * zoom >= READABLE;
+  const size = showsText ? FONT_SIZE : FRAME_TITLE / zoom;
+  /** @type {{x: number, y: number, end: number}[]} */
+  const titles = [];
   for (const shape of shapes) {
     if (shape.kind === "rect") {
       if (shape.x > right || shape.y > bottom || shape.x + shape.width < left || shape.y + shape.height < top) continue;
@@ -30,16 +35,14 @@ export function draw(context, shapes, camera, { width, height, font }) {
       const [x0, y0, , , , , x1, y1] = shape.points;
       if (Math.min(y0, y1) > bottom || Math.max(y0, y1) < top || Math.min(x0, x1) - 400 > right || Math.max(x0, x1) + 400 < left) continue;
       drawPath(context, shape);
-    } else if (showsText && shape.y > top && shape.y - FONT_SIZE < bottom && shape.x < right) {
-      context.font = fontOf(font, shape.isBold);
-      if (shape.halo) {
-        context.strokeStyle = shape.halo;
-        context.lineWidth = HALO;
-        context.setLineDash([]);
-        context.strokeText(shape.text, shape.x, shape.y);
+    } else if ((showsText || shape.isBold) && shape.y > top && shape.y - size < bottom && shape.x < right) {
+      context.font = fontOf(font, shape.isBold, size);
+      if (!showsText) {
+        const title = { x: shape.x, y: shape.y, end: shape.x + context.measureText(shape.text).width };
+        if (titles.some(({ x, y, end }) => Math.abs(y - title.y) < size && x < title.end && title.x < end)) continue;
+        titles.push(title);
       }
-      context.fillStyle = shape.fill;
-      context.fillText(shape.text, shape.x, shape.y);
+      drawText(context, shape, (HALO * size) / FONT_SIZE);
     }
   }
   context.restore();
@@ -48,8 +51,25 @@ export function draw(context, shapes, camera, { width, height, font }) {
 /**
  * @param {string} font
  * @param {boolean} [isBold]
+ * @param {number} [size]
  */
-export const fontOf = (font, isBold) => `${isBold ? "600 " : ""}${FONT_SIZE}px ${font}`;
+export const fontOf = (font, isBold, size = FONT_SIZE) => `${isBold ? "600 " : ""}${size}px ${font}`;
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Extract<Shape, {kind: "text"}>} shape
+ * @param {number} halo - its width
+ */
+function drawText(context, shape, halo) {
+  if (shape.halo) {
+    context.strokeStyle = shape.halo;
+    context.lineWidth = halo;
+    context.setLineDash([]);
+    context.strokeText(shape.text, shape.x, shape.y);
+  }
+  context.fillStyle = shape.fill;
+  context.fillText(shape.text, shape.x, shape.y);
+}
 
 /**
  * @param {CanvasRenderingContext2D} context

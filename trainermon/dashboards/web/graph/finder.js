@@ -2,11 +2,15 @@
 
 import { byId, setText } from "../dom.js";
 import { findNodes, ranksOf } from "./data/search.js";
+import { pathOf } from "./data/skeleton.js";
+import { openMenu } from "./menu.js";
+import { MARKS } from "./scene.js";
 
 /** @import { GraphView } from "./graphview.js" */
 /** @typedef {{place: number, node: number}} Place - a rank of those that are shown, and its node */
 
 const MOST_HITS = 10_000;
+const MOST_LISTED = 200;
 
 export class Finder {
   /** @param {GraphView} view */
@@ -69,11 +73,30 @@ export class Finder {
     view.keepSoon();
   }
 
+  /** Lists what was found, the first 200, in a menu that leads to each. */
+  list() {
+    const { places, view: { members, store, shown } } = this;
+    if (!places.length) return;
+    const { left, bottom } = byId("finding").getBoundingClientRect();
+    const entries = places.slice(0, MOST_LISTED).map(({ place, node }, at) => {
+      const graph = store.graphs.get(members[place]);
+      const path = graph ? `${MARKS[graph.worst[node]]} ${pathOf(graph, node)}`.trim() : String(node);
+      return { text: place === shown ? path : `${members[place].label}: ${path}`, run: () => this.goTo(at) };
+    });
+    if (places.length > MOST_LISTED) entries.push({ text: `${places.length - MOST_LISTED} more: say more of what you look for`, run: () => this.input.focus() });
+    openMenu({ x: left, y: bottom + 4 }, entries);
+  }
+
   /** @param {number} by */
   step(by) {
+    const { length } = this.places;
+    if (length) this.goTo((Math.max(this.at, by < 0 ? 0 : -1) + by + length) % length);
+  }
+
+  /** @param {number} at - which of the places */
+  goTo(at) {
     const { places, view } = this;
-    if (!places.length) return;
-    this.at = (Math.max(this.at, by < 0 ? 0 : -1) + by + places.length) % places.length;
+    this.at = at;
     this.tell();
     const { place, node } = places[this.at];
     if (!this.hits.length) view.panes.folds.open.add(node);

@@ -41,10 +41,12 @@ function listen(view) {
   finder.input.addEventListener("input", () => void finder.search());
   finder.input.addEventListener("keydown", (event) => {
     if (event.key === "Enter") finder.step(event.shiftKey ? -1 : 1);
+    if (event.key === "ArrowDown") (event.preventDefault(), finder.list());
     if (event.key === "Escape") (finder.ask(""), byId("tree").focus());
   });
   byId("next").addEventListener("click", () => finder.step(1));
   byId("previous").addEventListener("click", () => finder.step(-1));
+  byId("finding").addEventListener("click", () => finder.list());
   byId("all").addEventListener("click", () => view.panes.fitAll());
   byId("show-help").addEventListener("click", () => view.help.showModal());
   addEventListener("popstate", () => view.permalink.restore());

@@ -105,11 +105,20 @@ export class GraphPanes {
   }
 
   /**
+   * To the middle of one pane, unless it stays as it is, and in the other with its upper edge at the same height.
    * @param {number} node
-   * @param {GraphPane} [except]
+   * @param {GraphPane} [except] - stays as it is
    */
   center(node, except) {
-    for (const pane of this.shown) if (pane !== except) pane.center(node);
+    const first = except ?? this.main;
+    if (!except) first.center(node);
+    const { node: shown, y } = first.boxOf(node);
+    for (const pane of this.shown) {
+      if (pane === first) continue;
+      pane.center(node);
+      const box = pane.boxOf(node);
+      if (box.node === shown) pane.moveTo({ ...pane.camera, y: box.y - (y - first.camera.y) });
+    }
   }
 
   fitAll() {

@@ -65,7 +65,8 @@ export function boxesInView(graph, root, { left, top, right, bottom }, most) {
 function boxShapes(graph, box, look) {
   const { palette } = look;
   const verdict = worstOf(graph, box);
-  const tone = palette[TONES[verdict]];
+  const isAround = box.isOpen && box.children.some((child) => worstOf(graph, child) === verdict);
+  const tone = palette[isAround ? "faint" : TONES[verdict]];
   const near = look.near.get(box) ?? 0;
   const isSelected = (box.node === look.selected || look.others.has(box.node)) && !box.isGroup;
   const stroke = isSelected ? palette.ink : near ? palette[near > 0 ? "accent" : "accent-2"] : verdict > VERDICT.pass ? tone : palette.edge;
@@ -77,7 +78,7 @@ function boxShapes(graph, box, look) {
   const closedFill = look.hits.has(box.node) ? palette["info-soft"] : look.fillOf(box) || palette.panel;
   shapes.push({
     ...rect(box, { shift: 0, fill: box.isOpen ? palette[box.isGroup ? "page" : "plot"] : closedFill, stroke, radius: graph.kinds[box.node] === KIND.parameter ? 11 : 5 }),
-    thick: isSelected ? 2.5 : Math.abs(near) === 1 || verdict === VERDICT.blamed ? 2 : 1,
+    thick: isSelected ? 2.5 : Math.abs(near) === 1 || (verdict === VERDICT.blamed && !isAround) ? 2 : 1,
     dashed: box.isGroup || graph.sides[box.node] === GOLDEN_ONLY,
   });
   if (verdict > VERDICT.pass && !box.isOpen) {

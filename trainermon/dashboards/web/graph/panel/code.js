@@ -8,13 +8,17 @@ const TITLE = /^File (.+?), line (\d+), in ([^,:\n]+)/;
 const LIBRARY = /(^File |\/)(site|dist)-packages\/|\/lib\/python3/;
 
 /**
- * The frames of a stack, innermost first; the first of the user's own is open.
+ * The frames of a stack, innermost first. The innermost and the first of the user's own are open; of three or more
+ * between them it is said how many there are.
  * @param {Graph} graph
  * @param {string[]} stack
  */
 export function stackSection(graph, stack) {
-  const own = stack.findIndex((frame) => !LIBRARY.test(frame));
-  return el("section", {}, el("h3", {}, "Called in"), stack.map((frame, at) => frameBox(frame, graph.code[frame], at === Math.max(0, own))));
+  const own = Math.max(0, stack.findIndex((frame) => !LIBRARY.test(frame)));
+  const boxes = stack.map((frame, at) => frameBox(frame, graph.code[frame], at === 0 || at === own));
+  const between = boxes.slice(1, own);
+  const shown = between.length < 3 ? between : [el("details", { cls: "between" }, el("summary", {}, `${between.length} more of libraries`), between)];
+  return el("section", {}, el("h3", {}, "Called in"), boxes[0], shown, boxes.slice(Math.max(1, own)));
 }
 
 /**

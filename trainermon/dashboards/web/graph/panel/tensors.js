@@ -12,9 +12,8 @@ const RESULTS = ["error", "warning"];
  * @param {boolean} isTwofold
  */
 export function tensorTable(rows, isTwofold) {
-  const head = ["tensor", ...(isTwofold ? ["differs"] : []), "type", ...HEAD];
-  const body = rows.flatMap((row) => tensorLines(row, isTwofold));
-  return table(head, body);
+  const head = [...(isTwofold ? ["tensor", "differs"] : ["tensor"]), ...HEAD];
+  return table(head, rows.flatMap((row) => tensorLines(row, isTwofold)));
 }
 
 /**
@@ -64,8 +63,12 @@ const table = (head, body) =>
 function tensorLines(row, isTwofold) {
   const numbers = (/** @type {DetailRow["ours"]} */ side) => HEAD.map((_, at) => el("td", { cls: "number" }, side ? shortNumber(side[at]) : "–"));
   const differs = isTwofold ? [el("td", { cls: `number r-${row.result}`, title: row.message }, row.error === null ? "–" : shortNumber(row.error))] : [];
-  const lines = [el("tr", { cls: `r-${row.result}` }, el("td", {}, row.place), ...differs, el("td", {}, row.kind, row.merged ? el("span", { cls: "dim" }, ` of ${row.merged}`) : null, ...nonfinite(row.nonfinite)), ...numbers(row.ours))];
-  if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, ""), el("td", {}, ""), el("td", {}, "golden", ...nonfinite(row.golden_nonfinite)), ...numbers(row.golden)));
+  const type = el("span", { cls: "dim" }, `${row.kind}${row.merged ? ` of ${row.merged}` : ""}`);
+  const lines = [
+    el("tr", { cls: "tensor" }, el("td", { colspan: HEAD.length + 2 }, row.place, " ", type)),
+    el("tr", { cls: `r-${row.result}` }, el("td", { cls: "dim" }, isTwofold ? "target" : "", ...nonfinite(row.nonfinite)), ...differs, ...numbers(row.ours)),
+  ];
+  if (isTwofold) lines.push(el("tr", { cls: "golden" }, el("td", {}, "golden", ...nonfinite(row.golden_nonfinite)), el("td", {}, ""), ...numbers(row.golden)));
   if (row.message) lines.push(messageLine(row.message));
   return lines;
 }
