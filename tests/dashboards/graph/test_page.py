@@ -199,7 +199,7 @@ def test_what_is_saved_is_a_picture_with_every_box(open_graph: OpenGraph, tmp_pa
     assert "norm  LayerNorm" in texts
     boxes = [box for box in drawn.iter("{http://www.w3.org/2000/svg}rect") if box.get("stroke-width")]
     outer = max(boxes, key=lambda box: float(box.get("width", 0)) * float(box.get("height", 0)))
-    assert float(outer.get("stroke-width", 0)) == 1  # what is around the call where it began is marked in its title alone
+    assert float(outer.get("stroke-width", 0)) == 1  # its title alone says what is within
 
 
 def test_help_lists_every_key(open_graph: OpenGraph) -> None:

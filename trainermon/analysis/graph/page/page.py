@@ -72,6 +72,7 @@ aria-label="the calls; use the arrow keys"></ul><canvas id="graph" aria-hidden="
 wheel moves, Ctrl and the wheel zooms. On the map a click goes there, a drag looks closer, a double click shows all.
 Search: a part of a name, <code>*</code> patterns, <code>verdict:error</code>, <code>class:Linear</code>,
 <code>kind:parameter</code>, <code>dtype:bfloat16</code>, <code>norm&gt;1e3</code>, <code>line:model.py:118</code>;
-<kbd>&darr;</kbd> in the field, or a click on the number found, lists them. <code>rank:3</code>, <code>rank:0-7</code>, <code>rank:*</code> search other ranks, alone they find where it began.</p>
+<kbd>&darr;</kbd> in the field, or a click on the number found, lists them.
+<code>rank:3</code>, <code>rank:0-7</code>, <code>rank:*</code> search other ranks, alone they find where it began.</p>
 <form method="dialog"><button>close</button></form></dialog>
 """
