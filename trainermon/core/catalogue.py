@@ -129,6 +129,10 @@ ACCELERATOR_SERIES = (
 STEP_REPEATED = "step_repeated"
 """`Kind.STEP`: a row where the optimizer steps once more with the gradients of the step before; how often so far."""
 
+GRADIENTS_DROPPED = "gradients_dropped"
+"""`Kind.STEP`: a row where gradients were cleared between the micro steps of a step: of how many of them the optimizer
+uses nothing."""
+
 CLIPPED_LATE = "clipped_late"
 """`Kind.STEP`: a row where gradients were written to after the optimizer's step had used them, and dropped: on how many
 steps so far they were smaller then."""

@@ -17,7 +17,7 @@ SMALLEST = "1.bias"
 
 
 class Still:
-    muted = False
+    muted, expected = False, 1
 
 
 def by_data(model, optimizer):
@@ -60,6 +60,7 @@ def rows_of(clear, *, backwards=1, clip=False, between=nothing, dtype=torch.floa
             between(model, optimizer)
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        kept.at_entry(step)
         optimizer.step()
         kept.step_ended()
         rows.collector.seal()
