@@ -82,10 +82,11 @@ def _markdown(found: CheckpointComparison) -> Iterator[str]:
     yield f"# {_plain(found.headline)}\n"
     yield f"First: {_plain(describe_side(found.ours))}  "
     yield f"Second: {_plain(describe_side(found.theirs))}\n"
-    counts = found.counts()
-    yield "| " + " | ".join(verdict.value for verdict in WeightVerdict if counts[verdict]) + " |"
-    yield "|" + "---:|" * len(counts)
-    yield "| " + " | ".join(f"{counts[verdict]:,}" for verdict in WeightVerdict if counts[verdict]) + " |"
+    verdicts = [verdict for verdict in WeightVerdict if found.counts()[verdict]]
+    yield f"| tensors | {' | '.join(verdict.value for verdict in verdicts)} |"
+    yield "|---|" + "---:|" * len(verdicts)
+    for group, counts in found.counts_by_group().items():
+        yield f"| {group} | {' | '.join(f'{counts[verdict]:,}' for verdict in verdicts)} |"
     odd = found.ranked()
     if odd:
         yield "\n| tensor | verdict | ΔW/W | cosine | what may be the matter |\n|---|---|---:|---:|---|"

@@ -93,11 +93,11 @@ def _page(found: CheckpointComparison) -> Iterator[str]:
 
 
 def _tiles(found: CheckpointComparison) -> Iterator[str]:
-    counts = found.counts()
-    for verdict in reversed(WeightVerdict):
-        if counts[verdict]:
-            colour = _COLOURS.get(verdict, "bad")
-            yield f'<div class="tile"><span>{verdict.value}</span><b class="{colour}">{counts[verdict]:,}</b></div>'
+    for group, counts in found.counts_by_group().items():
+        for verdict in reversed(WeightVerdict):
+            if counts[verdict]:
+                label, colour = f"{group}: {verdict.value}", _COLOURS.get(verdict, "bad")
+                yield f'<div class="tile"><span>{label}</span><b class="{colour}">{counts[verdict]:,}</b></div>'
 
 
 def _heat(tensors: list[WeightComparison]) -> str:

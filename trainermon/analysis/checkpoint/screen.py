@@ -28,8 +28,8 @@ def render_comparison(found: CheckpointComparison, *, colour: bool = False, rows
     yield _marked(printable(found.headline), "1;32" if same else "1;31", colour=colour)
     for label, side in (("first", found.ours), ("second", found.theirs)):
         yield line(label, printable(describe_side(side)))
-    counts = found.counts()
-    yield line("tensors", ", ".join(f"{counts[v]:,} {v.value}" for v in reversed(WeightVerdict) if counts[v]))
+    for label, counts in found.counts_by_group().items():
+        yield line(label, ", ".join(f"{counts[v]:,} {v.value}" for v in reversed(WeightVerdict) if counts[v]))
     for note in found.all_notes():
         yield line("note", printable(note))
     odd = found.ranked()
@@ -86,7 +86,7 @@ def said_of(tensor: WeightComparison) -> str:
 def _values(found: CheckpointComparison, rows: int) -> Iterator[str]:
     both = found.changed_values()
     if both:
-        yield f"  {len(both):,} other values differ"
+        yield f"  {len(both):,} other {'value differs' if len(both) == 1 else 'values differ'}"
         cells = [(value.label, _short(value.ours), _short(value.theirs)) for value in both[:rows]]
         yield from table(("value", "first", "second"), [tuple(map(printable, row)) for row in cells], left=3)
         if len(both) > rows:

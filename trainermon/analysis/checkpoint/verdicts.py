@@ -187,6 +187,14 @@ class CheckpointComparison:
         """Return how many tensors have each verdict."""
         return Counter(tensor.verdict for tensor in self.tensors)
 
+    def counts_by_group(self) -> dict[str, Counter[WeightVerdict]]:
+        """Return how many tensors have each verdict: of the `weights`, the `optimizer`, and `others`, if there are."""
+        found: dict[str, Counter[WeightVerdict]] = {}
+        for tensor in self.tensors:
+            group = WEIGHTS if tensor.kind == WEIGHTS else "optimizer" if _is_state(tensor) else "others"
+            found.setdefault(group, Counter())[tensor.verdict] += 1
+        return found
+
     def differing(self) -> list[WeightComparison]:
         """Return the tensors that are neither equal, rounded nor close, in order."""
         return [tensor for tensor in self.tensors if tensor.verdict not in SAME]
@@ -256,7 +264,9 @@ def _headline(found: CheckpointComparison) -> str:
     weights = [tensor for tensor in found.tensors if tensor.kind == WEIGHTS]
     compared = [tensor for tensor in weights if tensor.verdict is not WeightVerdict.UNMATCHED]
     if not compared:
-        return _nothing(found)
+        if weights or all(tensor.verdict is WeightVerdict.UNMATCHED for tensor in found.tensors):
+            return _nothing(found)
+        return "no weights in either" + (_of_all_else(found, "; ") or "; all else is the same")
     counts = Counter(tensor.verdict for tensor in weights)
     wrong = [tensor for tensor in weights if tensor.verdict not in SAME]
     tail = _of_all_else(found, ", but " if not wrong else "; ")

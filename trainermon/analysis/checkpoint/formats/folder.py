@@ -9,23 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names
-from trainermon.analysis.checkpoint.formats.safetensors_file import (
-    SHARD,
-    WeightsRead,
-    contiguous,
-    read_or_note,
-    read_weights,
-)
-from trainermon.analysis.checkpoint.formats.state_dicts import split_state
-from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
+from trainermon.analysis.checkpoint.formats.safetensors_file import SHARD, contiguous, read_or_note, read_weights
+from trainermon.analysis.checkpoint.formats.state_dicts import SplitState
+from trainermon.analysis.checkpoint.formats.torch_states import TORCH_SUFFIXES, joined, read_state, step_of
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
 from trainermon.analysis.tensor.dtypes import storage_dtype
 from trainermon.core.errors import CheckpointError, DumpError
 
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _SUFFIXES = (*TORCH_SUFFIXES, ".npy", ".safetensors")
 _MAX_NUMPY_HEADER = 1 << 16
-_STEP_KEYS = ("step", "global_step", "iteration", "global_steps")
 
 
 def open_torch(path: Path) -> Checkpoint:
@@ -34,12 +26,11 @@ def open_torch(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: it is damaged, or of an old format.
     """
-    parts = split_state(load_torch_file(path), path.name)
-    steps = [parts.values[key] for key in _STEP_KEYS if type(parts.values.get(key)) is int]
+    parts = read_state(path)
     return Checkpoint(
         path=path,
         format="torch",
-        step=steps[0] if steps else None,
+        step=step_of(parts.values),
         tensors=parts.tensors,
         optimizer=parts.optimizer,
         values=parts.values,
@@ -71,28 +62,29 @@ def open_folder(folder: Path, damaged: list[str] | None = None) -> Checkpoint:
         CheckpointError: a file is damaged, or two hold a tensor of the same name.
     """
     tensors: dict[str, TensorPieces] = {}
-    unread: list[str] = []
-    notes: list[str] = []
+    states: dict[str, SplitState] = {}
     for file in file_names(folder):
         path = folder / file
         if not file.endswith(_SUFFIXES) or path.is_dir():
             continue
-        own, left, more = read_or_note(_read, path, damaged)
-        unread += left
-        notes += [f"{file}: {note}" for note in more]
-        for name, tensor in own.items():
+        states[file] = read_or_note(_read, path, damaged)
+        for name, tensor in states[file].tensors.items():
             full = name or path.stem
             if full in tensors:
                 other = tensors[full].pieces[0].label
                 raise CheckpointError(f"{path} and {other} both have {full!r}: open the one that is meant on its own")
             tensors[full] = TensorPieces(full, tensor.shape, tensor.dtype, tensor.pieces, tensor.notes)
+    beside = joined(states)
     return Checkpoint(
         path=folder,
         format="folder",
+        step=beside.step,
         tensors=tensors,
-        unread=tuple(unread),
+        optimizer=beside.optimizer,
+        values=beside.values,
+        unread=tuple(name for state in states.values() for name in state.unread),
         missing=tuple(_missing_shards(file_names(folder))),
-        notes=tuple(notes),
+        notes=tuple(f"{file}: {note}" for file, state in states.items() for note in state.notes),
     )
 
 
@@ -111,8 +103,8 @@ def _missing_shards(names: Iterable[str]) -> Iterator[str]:
             yield f"{lost} is missing, as the name of {next(iter(has.values()))} says: copy it, too"
 
 
-def _read(path: Path) -> WeightsRead:
-    return ({path.stem: _numpy(path, path.stem)}, (), ()) if path.suffix == ".npy" else read_weights(path)
+def _read(path: Path) -> SplitState:
+    return SplitState({path.stem: _numpy(path, path.stem)}, {}, {}) if path.suffix == ".npy" else read_weights(path)
 
 
 def _numpy(path: Path, name: str) -> TensorPieces:

@@ -70,13 +70,18 @@ def open_adapter(folder: Path) -> Checkpoint:
         CheckpointError: a file is damaged.
     """
     names = file_names(folder)
-    tensors, unread, notes = read_weights(folder / next(name for name in _WEIGHTS if name in names))
+    weights = read_weights(folder / next(name for name in _WEIGHTS if name in names))
     config = read_json(folder / CONFIG)
     of = config.get("base_model_name_or_path")
     said = f"a {config.get('peft_type', 'PEFT')} adapter{f' of {of}' if of else ''}: it changes a base model"
     values = {"adapter": config}
     return Checkpoint(
-        path=folder, format=LORA, tensors=tensors, values=values, unread=unread, notes=(*notes, f"{said:.160}")
+        path=folder,
+        format=LORA,
+        tensors=weights.tensors,
+        values=values,
+        unread=weights.unread,
+        notes=(*weights.notes, f"{said:.160}"),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.regular_files import RegularFile, file_names, read_json
-from trainermon.analysis.checkpoint.formats.state_dicts import split_state
-from trainermon.analysis.checkpoint.formats.torch_file import load_torch_file
+from trainermon.analysis.checkpoint.formats.state_dicts import SplitState
+from trainermon.analysis.checkpoint.formats.torch_states import read_beside, read_state
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
 from trainermon.analysis.tensor.dtypes import DTYPES, storage_dtype
 from trainermon.analysis.tensor.files import SAFETENSORS
 from trainermon.core.errors import CheckpointError
 
-WeightsRead = tuple[dict[str, TensorPieces], tuple[str, ...], tuple[str, ...]]
-"""The tensors of a file, the names of those that are not read, and notes."""
 INDEX_SUFFIX = ".index.json"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>\w+)")
 """The name of a file that has a part of a model."""
@@ -158,14 +156,12 @@ def open_indexed(path: Path, damaged: list[str] | None = None) -> Checkpoint:
     config = read_json(path.parent / "config.json") if "config.json" in file_names(path.parent) else {}
     values: dict[str, Any] = {"config": config} if config else {}
     if not path.name.endswith(INDEX_SUFFIX):
-        only, left, notes = read_weights(path)
-        return Checkpoint(path=path.parent, format="hf", tensors=only, values=values, unread=left, notes=notes)
+        return _with_beside(path.parent, {path.name: read_weights(path)}, values)
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{path} has no weight_map from tensors to files: copy it again")
     tensors: dict[str, TensorPieces] = {}
-    unread: list[str] = []
-    said: list[str] = []
+    states: dict[str, SplitState] = {}
     missing = _shards_outside(path, set(weight_map.values()))
     copies: list[TensorPieces] = []
     for shard in sorted(set(weight_map.values())):
@@ -173,22 +169,32 @@ def open_indexed(path: Path, damaged: list[str] | None = None) -> Checkpoint:
             raise CheckpointError(f"{path} names {shard!r:.60}, outside its folder: do not trust this checkpoint")
         expected = {name for name, file in weight_map.items() if file == shard}
         read = partial(_read_shard, expected=expected, index=path.name)
-        found, left, notes = read_or_note(read, path.parent / shard, damaged)
-        unread += left
-        said += [f"{shard}: {note}" for note in notes]
+        states[shard] = read_or_note(read, path.parent / shard, damaged)
+        found = states[shard].tensors
         lost = sorted(set(found) - weight_map.keys())
         missing += [f"{shard} has {name}, which {path.name} does not name: save it again" for name in lost]
         tensors.update({name: tensor for name, tensor in found.items() if name in expected})
         copies += [tensor for name, tensor in found.items() if name in weight_map and name not in expected]
     missing += _with_copies(tensors, copies)
+    whole_folder = _with_beside(path.parent, states, values)
+    return replace(whole_folder, tensors=tensors, missing=(*missing, *whole_folder.missing))
+
+
+def _with_beside(folder: Path, states: Mapping[str, SplitState], values: Mapping[str, Any]) -> Checkpoint:
+    """Return what the files of weights in a folder hold, with what stands beside them."""
+    outside = {name for name in file_names(folder) if name not in states and SHARD.fullmatch(name)}
+    beside = read_beside(folder, states, {*states, *outside})
+    of_files = [(f"{file}: " if len(states) > 1 else "", state) for file, state in states.items()]
     return Checkpoint(
-        path=path.parent,
+        path=folder,
         format="hf",
-        tensors=tensors,
-        values=values,
-        unread=tuple(unread),
-        missing=tuple(missing),
-        notes=tuple(said),
+        step=beside.step,
+        tensors={name: tensor for state in states.values() for name, tensor in state.tensors.items()},
+        optimizer=beside.optimizer,
+        values={**values, **beside.values},
+        unread=tuple(name for state in states.values() for name in state.unread),
+        missing=beside.missing,
+        notes=(*(f"{prefix}{note}" for prefix, state in of_files for note in state.notes), *beside.notes),
     )
 
 
@@ -216,17 +222,17 @@ def _with_copies(tensors: dict[str, TensorPieces], copies: Collection[TensorPiec
             yield f"{files} both have {copy.name}, of other shapes or types: copy both again"
 
 
-def _read_shard(path: Path, *, expected: Collection[str], index: str) -> WeightsRead:
+def _read_shard(path: Path, *, expected: Collection[str], index: str) -> SplitState:
     """Return what `read_weights` does, of a file that has all tensors `expected` by the file `index`."""
     if not path.exists():
         raise CheckpointError(f"{path} is missing, {index} has {next(iter(expected))!r} there: copy it, too")
-    found, left, notes = read_weights(path)
-    if lacking := sorted(set(expected) - set(found) - {name.rpartition(" (")[0] for name in left}):
+    found = read_weights(path)
+    if lacking := sorted(set(expected) - set(found.tensors) - {name.rpartition(" (")[0] for name in found.unread}):
         raise CheckpointError(f"{path} lacks {lacking[0]!r:.80}, which {index} has there: copy both again")
-    return found, left, notes
+    return found
 
 
-def read_or_note(read: Callable[[Path], WeightsRead], path: Path, damaged: list[str] | None) -> WeightsRead:
+def read_or_note(read: Callable[[Path], SplitState], path: Path, damaged: list[str] | None) -> SplitState:
     """Return what `read` does of a file; of a damaged one nothing, where `damaged` is there to be told why.
 
     Raises:
@@ -238,17 +244,16 @@ def read_or_note(read: Callable[[Path], WeightsRead], path: Path, damaged: list[
         if damaged is None:
             raise
         damaged.append(str(error))
-        return {}, (), ()
+        return SplitState({}, {}, {})
 
 
-def read_weights(path: Path) -> WeightsRead:
-    """Return the tensors of a file of safetensors or torch, the names of those that are not read, and notes.
+def read_weights(path: Path) -> SplitState:
+    """Return what a file of safetensors or torch holds; of the former the tensors alone.
 
     Raises:
         CheckpointError: it is damaged.
     """
     if path.suffix == ".safetensors":
         tensors, unread, _ = read_safetensors(path)
-        return tensors, unread, ()
-    parts = split_state(load_torch_file(path), path.name)
-    return parts.tensors, parts.unread, parts.notes
+        return SplitState(tensors, {}, {}, unread)
+    return read_state(path)
