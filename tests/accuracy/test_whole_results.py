@@ -101,3 +101,29 @@ def test_wrong_gradients_of_float16_are_still_found(scale, change):
 
 def test_a_tiny_gradient_that_is_far_off_is_no_loss_of_small_numbers():
     assert gradient_of(1e-5, lambda one: one * 8).status is Status.ERROR
+
+
+@pytest.mark.parametrize(
+    ("scale", "reason"), [(1e-7, UNDERFLOW), (1e-6, UNDERFLOW), (4e-6, UNDERFLOW), (1e-3, "coarse"), (1e-1, "coarse")]
+)
+@pytest.mark.parametrize("place", [0, 1], ids=["input", "weight"])
+def test_a_gradient_of_a_convolution_in_float16_is_lost_below_the_smallest_number_or_coarse(scale, reason, place):
+    """A sum in float16 is rounded at each number: below the least normal one by the same step, whatever its size."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 4, 6, 6).half(), torch.randn(8, 4, 3, 3).mul(0.1).half()
+    given = (torch.randn(1, 8, 4, 4) * scale).half()
+    call = OperationCall(functional.conv2d, [x, weight], {})
+    backward = BackwardCall(call, [given], Family.CONTRACTION, [place])
+    made = torch.zeros_like((x, weight)[place])
+    for row in range(4):  # of the result, one after the other
+        part = torch.zeros_like(given)
+        part[..., row, :] = given[..., row, :]
+        one, other = (tensor.double().requires_grad_() for tensor in (x, weight))
+        grads = torch.autograd.grad(functional.conv2d(one, other), [one, other], part.double())
+        made = made + grads[place].half()
+
+    found = judge_gradient(
+        made.float(), GradientSum([(VectorProduct(backward), place)], made.float()), backward.coarsest
+    )
+
+    assert (found.status, found.reason) == (Status.WARNING, reason)

@@ -274,7 +274,10 @@ class _FloatingResult:
             return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
         if coarsest > _SINGLE and self._family is not Family.EXACT:
             lost = self._below_smallest(coarsest, reference.num_roundings)
-            for step, reason in ((0.0, "coarse"), (lost, UNDERFLOW)):
+            reasons = [(0.0, "coarse"), (lost, UNDERFLOW)]
+            if self._is_all_below_normal(above, error - lost, allowed):
+                reasons.reverse()
+            for step, reason in reasons:
                 if self._is_rough((error - step).clamp(min=0), fine, reference, number, coarsest):
                     return self._result(Status.WARNING, reason, fine, above, ends)
         return self._result(
@@ -298,6 +301,11 @@ class _FloatingResult:
         """
         is_half = coarsest == unit_roundoff(torch.float16)
         return _LOST_STEPS * num_roundings * smallest_number(torch.float16) if is_half else 0.0
+
+    def _is_all_below_normal(self, above: Tensor, remaining: Tensor, allowed: Tensor) -> bool:
+        """Return whether what is lost below the smallest number explains all, of numbers that are not normal."""
+        are_small = self._exact[above].abs() < torch.finfo(torch.float16).tiny
+        return bool(are_small.all()) and not bool((remaining > allowed).any())
 
     def _range_ends(self) -> Tensor:
         """Return where float64 leaves the type's range, and the result is infinite or its largest number."""
