@@ -322,6 +322,24 @@ class TestData:
             verdict = relation.judge(step_of({Kind.ACTV: [[same, same]]}, number=number, tensors=columns))
         assert verdict.broken.all()
 
+    def test_twin_models_in_a_list_are_given_the_same_by_design(self) -> None:
+        """As the two critics of a learner of control, which each are a stage of what is watched."""
+        relation = DistinctInputs({})
+        columns = [TensorPlace("0", stage, "input.0", 0, None) for stage in range(2)]
+        for number in (1, 2):
+            same = np.arange(8.0) * number
+            verdict = relation.judge(step_of({Kind.ACTV: [[same, same]]}, number=number, tensors=columns))
+        assert not verdict.broken.any()
+
+    def test_what_was_taken_for_the_data_before_it_first_changed_does_not_count(self) -> None:
+        """Ten steps are made with each batch, as of rollouts; activations change in each, and are taken for it."""
+        relation = NewInputs({"share": 0.25, "lag": 4})
+        for number in range(80):
+            batch = np.random.default_rng(number // 10).integers(0, 100, 16).astype(float)
+            hidden = np.random.default_rng(1000 + number).integers(0, 100, 16).astype(float)
+            verdict = relation.judge(step_of({Kind.ACTV: [[batch, hidden]]}, number=number))
+            assert not verdict.broken.any(), number
+
     @pytest.mark.parametrize(
         ("batches", "broken"),
         [
@@ -346,6 +364,27 @@ class TestGradients:
             held = [[np.zeros(8), np.ones(8), None], [np.zeros(8), np.zeros(8), None]]
             verdict = relation.judge(step_of({Kind.GRAD_REDUCED: held}, number=number))
             assert verdict.broken.tolist() == [[number >= 5, False, number >= 5]] * 2
+
+    @pytest.mark.parametrize(
+        ("names", "gradient", "told"),
+        [
+            (("2.weight", "2.bias"), np.zeros(1), False),
+            (("weight", "bias"), np.zeros(1), False),
+            (("2.weight", "2.bias"), None, True),  # cut off
+            (("2.weight", "2.bias"), np.zeros(4), True),  # of several outputs
+            (("1.weight", "2.bias"), np.zeros(1), True),
+            (("2.weight", "2.scale"), np.zeros(1), True),
+        ],
+    )
+    def test_a_bias_that_the_loss_does_not_depend_on_is_none_that_is_not_reached(
+        self, names: tuple[str, str], gradient: np.ndarray | None, told: bool
+    ) -> None:
+        """As the last one of a critic, whose loss is the difference of its means over two batches."""
+        relation = Reached({"steps": 5})
+        for number in range(8):
+            rows = {Kind.GRAD_REDUCED: [[np.ones(8), gradient]]}
+            verdict = relation.judge(step_of(rows, tensors=[*map(tensor, names)], number=number))
+        assert verdict.broken.tolist() == [[False, told]]
 
     def test_experts_may_wait(self) -> None:
         relation = Reached({"steps": 0})

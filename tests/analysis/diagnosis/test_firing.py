@@ -14,9 +14,11 @@ from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, Symptom
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.catalogue import TORCH_WARNED_SERIES
 from trainermon.core.config import MonitorConfig
 from trainermon.core.terminal.statuses import FOUND
 from trainermon.core.values import AlertCondition, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.monitor.taps.loop.torch_warnings import WARNED
 
 
 def late(identity, **changes):
@@ -122,6 +124,20 @@ def test_a_broken_law_says_what_does_not_hold_where_and_what_usually_breaks_it(r
     assert "usually 1. the forward bypassed the wrapper" in text
     assert "look at the collective that reduces these parameters" in text
     assert "the forward bypassed the wrapper" in render_page(run_dir, diagnosis)
+
+
+def test_of_a_warning_of_torch_the_cause_is_the_one_that_was_seen(run_dir):
+    found = (Finding(series=SeriesKey(Kind.STEP, TORCH_WARNED_SERIES, slot="nothing_is_clipped"), value=1.0),)
+    AlertLog(run_dir / "nodes/node/alerts.jsonl").append(broken_law(law="not-warned", kind=Kind.STEP, findings=found))
+
+    (cause,) = diagnose(run_dir).causes
+
+    assert cause.startswith("nothing_is_clipped: clip_grad_norm_ was given a generator")
+
+
+@pytest.mark.parametrize("slot", WARNED)
+def test_each_warning_of_torch_has_a_cause_of_its_own(slot):
+    assert sum(cause.startswith(f"{slot}:") for cause in law_of("not-warned").causes) == 1
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)

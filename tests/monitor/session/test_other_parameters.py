@@ -8,6 +8,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
@@ -244,6 +245,24 @@ def test_modules_that_are_replaced_and_parameters_that_are_unfrozen_under_fsdp_a
     told = [message for message in caplog.messages if "at set_monitor" in message]
     assert len(told) == bool(said)
     assert all(said in message for message in told)
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_of_what_is_unfrozen_later_it_is_said_that_ddp_does_not_reduce_it(places, caplog, alone, is_wrapped):
+    model = net()
+    model[2].bias.requires_grad_(requires_grad=False)
+    called = DistributedDataParallel(model) if is_wrapped else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(called, optimizer)
+        for step in range(STEPS):
+            model[2].bias.requires_grad_(step >= CHANGED)
+            called(torch.arange(5)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (told,) = [message for message in caplog.messages if "at set_monitor: 2.bias" in message]
+    assert ("each rank goes on with a gradient of its own" in told) == is_wrapped
 
 
 @pytest.mark.parametrize("depth", [0, 3, 40])

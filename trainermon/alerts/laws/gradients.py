@@ -22,7 +22,8 @@ class Reached(LawRelation):
     """Every trainable parameter has had a gradient that is not zero, on some rank, within its first `steps` steps.
 
     The size is the number of steps without one. Of a tensor that is spread over ranks of several nodes nothing is
-    said, nor of experts.
+    said, nor of experts, nor of a bias of one element that has a gradient of zero while that of its weight is not: the
+    loss may be the same whatever it is, as that of a critic, the difference of two means.
     """
 
     def __init__(self, settings: Mapping[str, float]) -> None:
@@ -40,9 +41,21 @@ class Reached(LawRelation):
             return None
         self._steps += 1
         seen = np.array([self._is_seen_whole(step, column) for column in range(size)])
+        seen &= ~self._are_offsets(step)
         without = np.where(self._alive, 0.0, self._steps)
         judged = np.broadcast_to(seen & (self._steps > limit), (len(rows), size))
         return LawVerdict(np.broadcast_to(without, judged.shape), np.full(judged.shape, limit), judged)
+
+    def _are_offsets(self, step: LawStep) -> Mask:
+        """Return which tensors are a bias of one element, zero in its gradient, whose weight has one."""
+        found = np.zeros(len(step.tensors), np.bool_)
+        counts = step.rows[Kind.GRAD_REDUCED][:, COUNT]
+        alive = {(each.name, each.stage) for n, each in enumerate(step.tensors) if self._alive[n]}
+        for column in np.flatnonzero(~self._alive & (counts == 1).any(axis=0)).tolist():
+            tensor = step.tensors[column]
+            module, _, kind = tensor.name.rpartition("bias")
+            found[column] = not kind and (f"{module}weight", tensor.stage) in alive
+        return found
 
     def _is_seen_whole(self, step: LawStep, column: int) -> bool:
         held = [of_rank[column] for of_rank in step.placements[Kind.GRAD_REDUCED]]

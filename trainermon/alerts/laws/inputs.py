@@ -50,16 +50,25 @@ class NewInputs(LawRelation):
     def __init__(self, settings: Mapping[str, float]) -> None:
         super().__init__(settings)
         self._data = DataColumns()
+        self._columns: dict[int, int | None] = {}
         self._last: dict[int, deque[bytes]] = {}
         self._repeats: dict[int, deque[bool]] = {}
 
     def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         size = np.full((len(step.places), len(step.tensors)), np.nan)
         for rank, given in self._data.of(step).items():
+            self._begin_anew(step.places[rank].rank)
             share = self._share(step.places[rank], given.values())
             for column in given:
                 size[rank, column] = share
         return LawVerdict(size, np.full(size.shape, self.settings["share"]), ~np.isnan(size))
+
+    def _begin_anew(self, rank: int) -> None:
+        """Forget what was taken for the data of a rank until an earlier column turned out to be."""
+        if (column := self._data.column(rank)) != self._columns.get(rank):
+            self._columns[rank] = column
+            self._last.pop(rank, None)
+            self._repeats.pop(rank, None)
 
     def _share(self, place: Coordinates, digests: Iterable[bytes]) -> float:
         last = self._last.setdefault(place.rank, deque(maxlen=int(self.settings["lag"])))
@@ -77,6 +86,10 @@ class DataColumns:
     def __init__(self) -> None:
         self._before: dict[int, dict[int, bytes]] = {}
         self._data: dict[int, int] = {}  # by rank, the first column that has changed
+
+    def column(self, rank: int) -> int | None:
+        """Return which column, the first if there are several, is taken for the data of a rank; None for none."""
+        return self._data.get(rank)
 
     def of(self, step: LawStep) -> Mapping[int, Mapping[int, bytes]]:
         """Return, by position of the rank, the moments of the data by column: one column for each micro step."""
@@ -103,6 +116,6 @@ def _have_few_values(rows: Array) -> Mask:
     return few
 
 
-def _module_input(step: LawStep, column: int) -> tuple[str, str, int]:
+def _module_input(step: LawStep, column: int) -> tuple[str, int, str, int]:
     tensor = step.tensors[column]
-    return tensor.name, tensor.slot, tensor.call
+    return tensor.name, tensor.stage, tensor.slot, tensor.call

@@ -131,7 +131,8 @@ class Law:
         settings: The numbers that a rule may set, with their defaults.
         tolerance: What rounding explains, in words.
         exceptions: Where it is not judged, or may be broken by design.
-        causes: What usually breaks it, the most frequent one first.
+        causes: What usually breaks it, the most frequent one first. One that begins with the slot of a series and a
+            colon is said alone where that series breaks it.
         look_at: What to look at first.
     """
 

@@ -150,6 +150,8 @@ LAWS: tuple[Law, ...] = (
         causes=(
             "the gradients of these parameters are not reduced: over data-parallel ranks as the forward bypassed the "
             "wrapper or no_sync() was left on, over tensor-parallel ones as a norm or router is not marked for it",
+            "parameters were unfrozen, or replaced, after DDP had wrapped the model: it reduces what it was given, and "
+            "what required a gradient then",
             "a part of the model had no part in the loss of some ranks (a detached branch, a condition on the data), "
             "and DDP, without find_unused_parameters=True, waited for its gradients in vain",
             "a collective lost what it carried on one rank, or ran in the wrong group",
@@ -220,7 +222,7 @@ LAWS: tuple[Law, ...] = (
         relation=NewInputs,
         settings={"share": 0.25, "lag": 4},
         tolerance="none: compared are all moments, bit for bit",
-        exceptions=("trainings that go over a few batches again and again",),
+        exceptions=("trainings that go over a few batches again and again, or make five steps and more with each",),
         causes=("the workers of the loader share a seed: each of them draws the same",),
         look_at="worker_init_fn, and which random numbers the data set draws",
     ),
@@ -233,7 +235,12 @@ LAWS: tuple[Law, ...] = (
         relation=Reached,
         settings={"steps": 20},
         tolerance="none: zero is exact",
-        exceptions=("experts", "branches that are used rarely, by design: switch the rule off by their names"),
+        exceptions=(
+            "experts",
+            "a bias of one element whose gradient is zero, while that of its weight is not, as of a critic whose loss "
+            "is the difference of two of its means",
+            "branches that are used rarely, by design: switch the rule off by their names",
+        ),
         causes=(
             "a part of the graph is detached, or ends in no loss",
             "layers that no pipeline stage runs",

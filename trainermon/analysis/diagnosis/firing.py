@@ -170,7 +170,9 @@ def _law_of(alert: Alert) -> Law | None:
 
 def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Sequence[int]) -> Diagnosis:
     """Return what is said of a broken law: what went wrong, where in the step, and what usually breaks it."""
+    series = [*series]
     modules = tuple(dict.fromkeys(module_of(one) for one in series))
+    slots = {one.slot for one in series}
     is_input = law.phase == "input"
     nowhere = is_input or law.is_of_the_whole
     return dataclasses.replace(
@@ -180,7 +182,7 @@ def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Seq
         module=INPUT if is_input else "" if nowhere else next(iter(modules), ""),
         candidates=() if nowhere else modules[1:],
         phase=FaultPhase.FORWARD if is_input else FaultPhase(law.phase),
-        causes=law.causes,
+        causes=tuple(cause for cause in law.causes if cause.partition(":")[0] in slots) or law.causes,
         look_at=law.look_at,
     )
 

@@ -35,6 +35,10 @@ class DdpTraining(plain.PlainTraining):
     framework = "ddp"
     final_when_accumulated = False
     reduces = True
+    of_late = (
+        "DistributedDataParallel reduces only what required a gradient when it wrapped the model: of what did not, or "
+        "was not there, each rank goes on with a gradient of its own, unless the model is wrapped again"
+    )
     wrappers: Sequence[DistributedDataParallel]
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:

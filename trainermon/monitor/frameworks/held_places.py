@@ -29,10 +29,19 @@ class HeldPlaces:
         successors: By position, what is in the place of those now, None for nothing.
         late: Parameters that were put in, or unfrozen, since, and that the optimizer steps. One that is in the place of
             a watched one has its shape and type: its rows go on.
+
+    Args:
+        parameters: Those that are watched.
+        roots: The model.
+        optimizer: What steps them.
+        of_late: What the framework does with parameters that are put in, or unfrozen, so late, in words.
     """
 
-    def __init__(self, parameters: Sequence[HeldParameter], roots: Sequence[nn.Module], optimizer: Any) -> None:
+    def __init__(
+        self, parameters: Sequence[HeldParameter], roots: Sequence[nn.Module], optimizer: Any, of_late: str = ""
+    ) -> None:
         self._parameters, self._roots, self._optimizer = parameters, roots, optimizer
+        self._of_late = of_late
         self.gone: frozenset[int] = frozenset()
         self.successors: Mapping[int, nn.Parameter | None] = {}
         self.late: Sequence[HeldParameter] = ()
@@ -108,6 +117,8 @@ class HeldPlaces:
                 f"parameters require a gradient that did not, or were not there, at set_monitor: {_listed(new)} (of "
                 "those that are stepped the gradients are shown)"
             )
+        if self._of_late and (new or lost):
+            parts.append(self._of_late)
         if foreign:
             parts.append(f"the optimizer has been given {len(foreign)} parameters that the model does not hold")
         return "; ".join(parts) + _AGAIN if parts else ""

@@ -52,6 +52,7 @@ class PlainTraining(Training):
     framework = "plain"
     final_when_accumulated = True
     counts_writes = True
+    of_late = ""
     keeps_parameters: ClassVar[bool] = True
     optimizer: torch.optim.Optimizer
     _held: HeldPlaces | None = None
@@ -136,7 +137,7 @@ class PlainTraining(Training):
             return ""
         if self._held is None:
             self._find_unstepped()
-            self._held = HeldPlaces(self.parameters, self.roots, self.optimizer)
+            self._held = HeldPlaces(self.parameters, self.roots, self.optimizer, self.of_late)
         found = self._held.look()
         self._gone, self.late, self.successors = self._held.gone, self._held.late, self._held.successors
         return found
