@@ -64,7 +64,7 @@ def test_ordered_dumps_of_sound_steps_do_not_hide_the_last_step_or_a_bad_one(tmp
 
     if bad_step is None:
         assert diagnosis.step == 9
-        assert diagnosis.headline == "Nothing was non-finite in any of 10 stored steps, of which 9 is the last"
+        assert diagnosis.headline == "Nothing was non-finite in any of 10 stored steps, up to step 9"
     else:
         assert (diagnosis.step, diagnosis.verdict) == (8, DiagnosisVerdict.LOCATED)
 
@@ -489,3 +489,12 @@ def test_text_is_aligned_and_coloured_only_on_demand(tmp_path):
 
     assert plain == coloured.replace("\033[1m", "").replace("\033[0m", "")
     assert all(line[10] == " " for line in plain.splitlines()[1:])
+
+
+@pytest.mark.parametrize(("buffers", "is_said"), [(0, False), (3, True), (None, True)])
+def test_buffers_that_were_not_looked_at_are_told_unless_there_are_none(tmp_path, buffers, is_said):
+    store(tmp_path, {1: {0: {grad("fc.weight"): FINITE}}})
+    (tmp_path / "ranks").mkdir(exist_ok=True)
+    (tmp_path / "ranks" / "rank00000.json").write_text(json.dumps({"rank": 0, "buffers": buffers}))
+
+    assert any("buffers" in note for note in diagnose(tmp_path).evidence) == is_said

@@ -203,7 +203,11 @@ def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
             unread=tuple(path.relative_to(run_dir).as_posix() for path in reading.gaps),
             places=in_pipelines(evidence.places, _stages(dumps)),
         )
-        return evidence if connection is None else _with_store(evidence, connection, attempt, step)
+        if connection is None:
+            return evidence
+        found = _with_store(evidence, connection, attempt, step)
+        notes = [] if found.rows else buffer_notes(connection, attempt, run_dir)
+        return dataclasses.replace(found, notes=(*found.notes, *notes))
 
 
 def _stages(dumps: Sequence[RankDump]) -> dict[int, tuple[int, int | None]]:
@@ -382,7 +386,6 @@ def _with_store(evidence: StepEvidence, connection: duckdb.DuckDBPyConnection, a
         bad_since=_bad_since(connection, attempt, step),
         ranks=tuple(ranks),
         alerts=tuple(map(str, column(alerts, attempt, step))),
-        notes=(*evidence.notes, *([] if rows else buffer_notes(connection, attempt))),
     )
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from trainermon.alerts.conditions.criteria import BreaksLaw
 from trainermon.alerts.laws.law import Law, StepPhase
 from trainermon.alerts.laws.registry import LAWS, law_of
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.reported import BLIND_RULE
+from trainermon.alerts.rules import load_rules
 from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, Symptom
 from trainermon.analysis.diagnosis.origin import INPUT, OPTIMIZER
 from trainermon.analysis.diagnosis.rows.order import module_of
@@ -95,7 +97,7 @@ def _broken_first(run_dir: Path, found: Diagnosis, alerts: _RunAlerts) -> Diagno
 
 
 def _of_the_start(run_dir: Path) -> tuple[str, ...]:
-    """Return what the monitor noted when it was attached, and which laws it could not judge."""
+    """Return what the monitor noted when it was attached, and which rules it could not judge."""
     try:
         about: Mapping[str, Any] = json.loads((run_dir / "run.json").read_bytes())
         config, notes = about.get("config", {}), about.get("config_notes", [])
@@ -103,14 +105,11 @@ def _of_the_start(run_dir: Path) -> tuple[str, ...]:
     except (OSError, ValueError, LookupError, AttributeError, TypeError):  # of another version, or dumps alone
         return ()
     keys = sorted({key for needed in off.values() for key in needed})
-    unjudged = ", ".join(name for name, needed in off.items() if needed)
+    rules = [rule for rule in load_rules() if isinstance(rule.when, BreaksLaw) and off.get(rule.when.law)]
+    unjudged = ", ".join(rule.name for rule in rules)
     return (
         *(f"noted at the start: {note}" for note in notes),
-        *(
-            [f"laws not judged, as {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} off: {unjudged}"]
-            if keys
-            else []
-        ),
+        *([f"not watched, as {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} off: {unjudged}"] if keys else []),
     )
 
 

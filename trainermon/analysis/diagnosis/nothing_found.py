@@ -16,7 +16,7 @@ def nothing_found(evidence: StepEvidence) -> Diagnosis:
     inner = _inner(evidence)
     what = "No parameter, gradient or result of the model" if inner else "Nothing"
     is_all = evidence.num_steps > 1 and not evidence.is_asked_for
-    where = f"any of {evidence.num_steps} stored steps, of which {evidence.step} is the last" if is_all else ""
+    where = f"any of {evidence.num_steps} stored steps, up to step {evidence.step}" if is_all else ""
     where = where or f"step {evidence.step}"
     read = f"what could be read of {where}; {_not_whole(evidence.unread)}" if evidence.unread else where
     return Diagnosis(

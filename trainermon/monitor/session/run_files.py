@@ -14,7 +14,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -162,9 +162,16 @@ def _about_rank(
         "framework": training.framework,
         "parameters": sum(_num_counted(p) for p in training.parameters),
         "modules": [module.name for module in training.modules],
+        "buffers": _num_buffers(training.modules),
         "parameter_names": [parameter.name for parameter in training.parameters],
         "bytes_per_step": bytes_per_step,
     }
+
+
+def _num_buffers(modules: Iterable[NamedModule]) -> int | None:
+    """Return how many buffers torch's modules hold; None where they are not torch's."""
+    held: list[Any] = [getattr(getattr(named, "module", None), "_buffers", None) for named in modules]
+    return None if None in held else sum(map(len, held))
 
 
 def _about_gradients(config: MonitorConfig, training: DescribedTraining) -> list[tuple[str, int, Placement, Placement]]:
