@@ -126,6 +126,9 @@ ACCELERATOR_SERIES = (
 )
 """`Kind.STEP`: what the agent adds to the steps of a rank; docs/accelerators.md says what each is."""
 
+BATCH_REUSED = "batch_reused"
+"""`Kind.STEP`: a row of 1 where every forward of a step was given the very tensors that the forward before was."""
+
 STEP_REPEATED = "step_repeated"
 """`Kind.STEP`: a row where the optimizer steps once more with the gradients of the step before; how often so far."""
 

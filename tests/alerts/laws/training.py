@@ -76,7 +76,9 @@ def batches(fault: str, rank: int) -> Iterator[Tensor]:
     if fault == "one batch":
         return itertools.repeat(next(fresh))
     if fault == "twins":
-        return (batch for batch in fresh for _ in range(2))
+        return (
+            batch.clone() for batch in fresh for _ in range(2)
+        )  # as of two workers: other tensors, the same numbers
     return fresh
 
 

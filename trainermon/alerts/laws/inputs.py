@@ -10,6 +10,8 @@ import numpy as np
 from trainermon.alerts.conditions.condition import Mask
 from trainermon.alerts.laws.groups import data_groups
 from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
+from trainermon.alerts.laws.updates import of_step
+from trainermon.core.catalogue import BATCH_REUSED
 from trainermon.core.derived import COUNT, MAX, MIN, SUM, Array
 from trainermon.core.values import Coordinates, Kind
 
@@ -44,7 +46,8 @@ class NewInputs(LawRelation):
 
     A training that goes over few batches again and again means to. What is not meant is that part of the batches comes
     twice and the rest does not, as from workers that draw the same numbers. The size is the share of the last 32
-    batches that were among the last few before them; it is judged where at least a quarter of them was new.
+    batches that were among the last few before them; it is judged where at least a quarter of them was new. A step that
+    is given the very tensors of the step before does not count: the script has kept them.
     """
 
     def __init__(self, settings: Mapping[str, float]) -> None:
@@ -56,8 +59,11 @@ class NewInputs(LawRelation):
 
     def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
         size = np.full((len(step.places), len(step.tensors)), np.nan)
+        is_kept = of_step(step, BATCH_REUSED) > 0
         for rank, given in self._data.of(step).items():
             self._begin_anew(step.places[rank].rank)
+            if is_kept[rank]:
+                continue
             share = self._share(step.places[rank], given.values())
             for column in given:
                 size[rank, column] = share

@@ -25,6 +25,7 @@ from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerO
 from trainermon.alerts.laws.told import TOLD
 from trainermon.alerts.laws.updates import Copied, Moves, NotUndone
 from trainermon.core.catalogue import (
+    BATCH_REUSED,
     GRADIENT_KEPT,
 )
 from trainermon.core.errors import RuleError
@@ -217,12 +218,16 @@ LAWS: tuple[Law, ...] = (
         sentence="An input does not come again within a few steps while others come once.",
         broken="The same inputs came again within a few steps, while others came once",
         rows=(Kind.ACTV,),
-        names=("*.input.*",),
+        names=("*.input.*", BATCH_REUSED),
+        also=(Kind.STEP,),
         phase="input",
         relation=NewInputs,
         settings={"share": 0.25, "lag": 4},
         tolerance="none: compared are all moments, bit for bit",
-        exceptions=("trainings that go over a few batches again and again, or make five steps and more with each",),
+        exceptions=(
+            "trainings that go over a few batches again and again, or make five steps and more with each",
+            "steps that are given the very tensors of the step before by position, as several epochs over one batch",
+        ),
         causes=("the workers of the loader share a seed: each of them draws the same",),
         look_at="worker_init_fn, and which random numbers the data set draws",
     ),

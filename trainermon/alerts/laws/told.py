@@ -114,9 +114,11 @@ TOLD: tuple[Law, ...] = (
             "parameters that another optimizer steps, or anything else writes to",
             "parameters of another optimizer that begins later",
             "optimizers that hold copies of their own",
+            "what is left out on purpose, and requires gradients that nobody uses: nothing tells it from what was "
+            "forgotten",
         ),
         causes=(
-            "the optimizer was given the parameters of a part of the model",
+            "the optimizer was given the parameters of a part of the model, as of a new head: the rest rests",
             "a module was added, or replaced, after the optimizer was made",
         ),
         look_at="optimizer.param_groups against model.named_parameters()",

@@ -33,6 +33,7 @@ from trainermon.monitor.taps.loop.loop_taps import LoopTap, LoopTaps
 from trainermon.monitor.taps.loop.lost_gradients import LostGradients
 from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
+from trainermon.monitor.taps.loop.reused_batch import ReusedBatch
 from trainermon.monitor.taps.loop.shared_memory import SharedMemory
 from trainermon.monitor.taps.loop.torch_warnings import TorchWarnings
 from trainermon.monitor.taps.micro_steps import MicroSteps
@@ -226,6 +227,8 @@ class TapCollection:
             ModuleSettings(training, collector),
             TorchWarnings(collector, steps),
         ]
+        if self._config.xy_distribution:
+            taps.append(ReusedBatch(collector, steps))
         if self._config.wg_distribution:
             taps += [
                 KeptGradients(training, collector, steps),

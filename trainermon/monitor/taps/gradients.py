@@ -151,8 +151,9 @@ class GradientTaps:
         elif self._training.is_reduced_now():
             self._is_mixed = True
             self._warn_once(
-                "gradients are averaged over ranks in every micro step (no no_sync()), so an accumulated gradient of "
-                "this rank alone does not exist: grad_unreduced is left out; monitor_mbs_grad shows each micro step's"
+                "gradients are averaged over ranks before the step's last micro step (no no_sync(), or a step of fewer "
+                "micro steps than grad_acc_steps), so an accumulated gradient of this rank alone does not exist: "
+                "grad_unreduced is left out of such steps; monitor_mbs_grad shows each micro step's"
             )
 
     def complete(self, *, is_clipped: bool = True) -> None:

@@ -14,6 +14,7 @@ may be under way at a time. Every virtual pipeline stage counts for itself.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,8 @@ class MicroSteps:
         expected: How many backwards the open step has: every step's number, unless `expect` said otherwise.
         backward: Number of backwards of the open step that every stage has done.
         has_backward: Whether a backward of the open step has ended, in any stage.
+        num_given, num_given_again: How many forwards of the open step were given tensors, by position, and how many of
+            them the very ones that the forward before was, as in several steps with one batch.
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
@@ -91,6 +94,8 @@ class MicroSteps:
         self.backward, self.has_backward = 0, False
         self.replaying = self.stepping = self.in_float16 = False
         self.expected = self._num_expected = num_expected
+        self.num_given = self.num_given_again = 0
+        self._given: list[tuple[weakref.ref[Tensor], int]] = []  # to the last forward: tensors, and writes to each
         self._training = training
         self._device_type = training.device.type
         self._guard = guard
@@ -200,6 +205,7 @@ class MicroSteps:
         self.expected = self._num_expected
         self.backward = 0
         self.counting = self.has_backward = self._armed = self._has_come = False
+        self.num_given = self.num_given_again = 0
         self._reached.clear()
         for handle in self._awaiting:
             handle.remove()
@@ -208,7 +214,7 @@ class MicroSteps:
     def _comes(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
         self._has_come |= module.training and torch.is_grad_enabled() and not self.muted and not in_backward()
 
-    def _before_forward(self, stage: int, module: nn.Module, _args: tuple[Any, ...]) -> None:
+    def _before_forward(self, stage: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self.stepping and not self._training.is_stepping():
             self.stepping = False  # an exception ended the step, and the script goes on
         if self.replaying or self.stepping or in_backward() or is_traced():
@@ -225,7 +231,20 @@ class MicroSteps:
         self.counting = module.training and torch.is_grad_enabled()
         self._on_forward_mode(self.counting)
         if self.counting:
+            self._note_given(args)
             found.forward_begins(is_pipelined=self._training.is_pipelined)
+
+    def _note_given(self, args: tuple[Any, ...]) -> None:
+        # torch makes one weak reference of a tensor, so that the same one is the same tensor
+        given = [(weakref.ref(t), 0 if t.is_inference() else t._version) for t in args if type(t) is Tensor]
+        if given:
+            is_again = len(given) == len(self._given) and all(
+                new is old and num_writes == before
+                for (new, num_writes), (old, before) in zip(given, self._given, strict=True)
+            )
+            self.num_given += 1
+            self.num_given_again += is_again
+        self._given = given
 
     def _after_forward(self, stage: int, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         found = self._stages[stage]

@@ -17,12 +17,13 @@ from trainermon.monitor.taps.loop.left_out import LeftOut
 from trainermon.monitor.taps.loop.lost_gradients import LostGradients
 from trainermon.monitor.taps.loop.module_settings import ModuleSettings
 from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
+from trainermon.monitor.taps.loop.reused_batch import ReusedBatch
 from trainermon.monitor.taps.loop.shared_memory import SharedMemory
 from trainermon.monitor.taps.loop.torch_warnings import TorchWarnings
 
 TAPS = (
     *(FrozenMoves, KeptGradients, LateClipping, LeftOut, LostGradients),
-    *(ModuleSettings, RepeatedSteps, SharedMemory, TorchWarnings),
+    *(ModuleSettings, RepeatedSteps, ReusedBatch, SharedMemory, TorchWarnings),
 )
 MOMENTS = ("attach", "detach", "forward_begins", "at_entry", "step_ended")
 CALLED = [(tap, moment) for tap in TAPS for moment in MOMENTS if moment in vars(tap)]
@@ -36,6 +37,7 @@ def trained(folder):
     optimizer = torch.optim.AdamW(model.parameters())
     settings = {
         "run_id": "run",
+        "xy_distribution": True,
         "spool_dir": str(folder / "spool"),
         "output_dir": str(folder),
         "agent": {"start": False},
