@@ -99,7 +99,7 @@ def test_a_call_whose_entry_cannot_be_read_is_not_said_to_be_finite(tmp_path, ca
     assert main(["check", "overflow", str(directory), "--exit-code"]) == 4
 
     headline, *_, last = capsys.readouterr().out.splitlines()[1:]
-    assert headline.endswith("; 1 could not be read")
+    assert "; 1 could not be read" in headline
     assert ("no call overflowed" in headline) is (step is torch.sigmoid)
     assert "unknown     Torch.tanh.0.forward" in last
     assert "its entry is damaged" in last

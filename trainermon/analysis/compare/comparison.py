@@ -251,7 +251,9 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
 def _siblings(target: DumpRows, golden: DumpRows, options: CompareOptions) -> SiblingMatch:
     """Return which modules stand in the same place under another name, where the user has not said it."""
     is_said = bool(options.mappings) or target.scoped or golden.scoped or target.framework != golden.framework
-    return SiblingMatch({}, ()) if is_said else match_siblings(target, golden)
+    return (
+        SiblingMatch({}, ()) if is_said else match_siblings(target, golden, across_classes=not options.mappings.joins)
+    )
 
 
 def _type_note(types: tuple[str | None, str | None]) -> str:

@@ -104,16 +104,18 @@ class SiblingMatch(NamedTuple):
     replaced: frozenset[str] = frozenset()
 
 
-def match_siblings(target: DumpRows, golden: DumpRows) -> SiblingMatch:
+def match_siblings(target: DumpRows, golden: DumpRows, *, across_classes: bool = True) -> SiblingMatch:
     """Return which modules of two dumps of PyTorch belong together though their names differ; nothing if none do.
 
-    Costs a look at each module's first forward.
+    `across_classes`: modules of one name and unlike classes do, too; not where one side has fused what the other has in
+    parts, as its activations are then others. Costs a look at each module's first forward.
     """
-    return _SiblingMatcher(_ModuleTree(target.calls), _ModuleTree(golden.calls)).match()
+    return _SiblingMatcher(_ModuleTree(target.calls), _ModuleTree(golden.calls), across_classes=across_classes).match()
 
 
 class _SiblingMatcher:
-    def __init__(self, ours: _ModuleTree, theirs: _ModuleTree) -> None:
+    def __init__(self, ours: _ModuleTree, theirs: _ModuleTree, *, across_classes: bool) -> None:
+        self._across_classes = across_classes
         self._ours = ours
         self._theirs = theirs
         self._names: dict[str, str] = {}
@@ -134,7 +136,8 @@ class _SiblingMatcher:
         for kind in [kind for kind in left if kind in others]:
             pairs += self._of_kind(left.pop(kind), others.pop(kind))
         pairs += self._renamed_kinds(left, others, (ours, theirs))
-        pairs += self._replaced_classes(pairs, ours, theirs)
+        if self._across_classes:
+            pairs += self._replaced_classes(pairs, ours, theirs)
         for one, other in pairs:
             self._note_pair(one, other)
         if ours != theirs:  # names say nothing any more: what has no partner here has none
