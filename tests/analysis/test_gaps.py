@@ -46,7 +46,7 @@ def _cut(folder: Path) -> Path:
 
 
 def _without_an_entry(folder: Path) -> Path:
-    """Return a dump whose dump.json lacks an entry, of which the tensors are there."""
+    """Return a dump whose dump.json lacks an entry, while the tensors of that entry are there."""
     whole = _dump(folder)
     dumped = json.loads((whole / "dump.json").read_text())
     del dumped["data"]["Functional.relu.0.forward"]

@@ -95,7 +95,7 @@ class UnseenSteps(RecordConsumer):
     def _say(self, header: Header, first: int, last: int | None, why: str, what: str = "") -> None:
         rank = header.coordinates.rank
         steps = f"from step {first} on" if last is None else f"of steps {first} to {last}"
-        whose = f"rank {rank}" if what else f"nothing is collected of rank {rank}"
+        subject = f"rank {rank}" if what else f"nothing is collected of rank {rank}"
         begun = AgentStatement(
             rule=BLIND_RULE,
             holds=True,
@@ -104,7 +104,7 @@ class UnseenSteps(RecordConsumer):
             step=first if last is None else last,
             first_step=first,
             time_s=time.time(),
-            detail=f"{whose} {steps}: {why}",
+            detail=f"{subject} {steps}: {why}",
         )
         self._report(begun)
         if last is not None:

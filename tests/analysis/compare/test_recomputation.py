@@ -93,7 +93,7 @@ class Within(nn.Module):
 
 
 class Pieces(nn.Module):
-    """Four modules one after the other, of which checkpoints span `parts` each."""
+    """Four modules in a row; each of `parts` names those that one checkpoint spans."""
 
     def __init__(self, parts, reentrant):
         super().__init__()
@@ -112,7 +112,7 @@ class Pieces(nn.Module):
 
 
 def answer(folder, parts, reentrant, level, name="one"):
-    """Return what is said of blocks of which one has a module that is off in its second forward."""
+    """Return what is said where a module of one block computes something else when its forward is repeated."""
     target = Within(parts, reentrant=reentrant)
     off_in_call(target.layers[1].get_submodule(name), 1)
     record(folder / "target", target, level=level)

@@ -128,7 +128,7 @@ class Gated(nn.Module):
 
 
 class Activated(nn.Module):
-    """A product, of which another module runs between the activation and what takes it."""
+    """A product whose second factor is computed after the activation."""
 
     def __init__(self, act):
         super().__init__()

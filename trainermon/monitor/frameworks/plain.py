@@ -97,7 +97,7 @@ class PlainTraining(Training):
         """Take `optimizer` for the outer one from now on, unless it steps a share of its parameters only."""
         if is_sharding(optimizer):
             return False
-        self.optimizer, self._num_stepped = optimizer, -1
+        self.optimizer = optimizer
         if self._held is not None:
             self._held.follow(optimizer)
         return True

@@ -181,7 +181,7 @@ def open_indexed(path: Path, damaged: list[str] | None = None) -> Checkpoint:
 
 
 def _with_beside(folder: Path, states: Mapping[str, SplitState], values: Mapping[str, Any]) -> Checkpoint:
-    """Return what the files of weights in a folder hold, with what stands beside them."""
+    """Return what a folder holds: its weights, and all that its other files add to them."""
     outside = {name for name in file_names(folder) if name not in states and SHARD.fullmatch(name)}
     beside = read_beside(folder, states, {*states, *outside})
     of_files = [(f"{file}: " if len(states) > 1 else "", state) for file, state in states.items()]

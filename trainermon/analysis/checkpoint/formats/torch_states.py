@@ -24,7 +24,7 @@ _STEP_KEYS = ("step", "global_step", "iteration", "global_steps")
 
 
 class StatesBeside(NamedTuple):
-    """What stands beside a model's weights.
+    """All that a checkpoint holds beside a model's weights.
 
     Attributes:
         optimizer: The state of optimizers, by kind and name.
