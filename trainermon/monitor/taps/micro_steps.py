@@ -236,7 +236,7 @@ class MicroSteps:
 
     def _note_given(self, args: tuple[Any, ...]) -> None:
         # torch makes one weak reference of a tensor, so that the same one is the same tensor
-        given = [(weakref.ref(t), 0 if t.is_inference() else t._version) for t in args if type(t) is Tensor]
+        given = [(weakref.ref(t), 0 if t.is_inference() else t._version) for t in args if isinstance(t, Tensor)]
         if given:
             is_again = len(given) == len(self._given) and all(
                 new is old and num_writes == before
