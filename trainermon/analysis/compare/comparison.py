@@ -215,7 +215,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         dumps=JudgedDumps(
             target.parents,
             is_same=not (target.scoped or golden.scoped),
-            types=types,
+            types=types.products | types.given,
             find_nan=partial(_first_nan, target.directory),
         ),
         measure=partial(_reported, measure, report),
@@ -231,7 +231,8 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         stacks=target.stacks if options.stack else {},
         notes=(
             *gaps,
-            *map(_type_note, sorted(types)),
+            *map(_type_note, sorted(types.products)),
+            *map(_given_note, sorted(types.given)),
             *notes,
             *siblings.notes,
             *unused_names(options.mappings, target),
@@ -257,8 +258,11 @@ def _siblings(target: DumpRows, golden: DumpRows, options: CompareOptions) -> Si
 
 
 def _type_note(types: tuple[str | None, str | None]) -> str:
-    ours, theirs = (str(name).removeprefix("torch.") for name in types)
-    return f"the target runs in {ours}, the golden dump in {theirs}"
+    return "the target runs in {}, the golden dump in {}".format(*types)
+
+
+def _given_note(types: tuple[str | None, str | None]) -> str:
+    return "products of matrices are given {} in the target, and {} in the golden dump".format(*types)
 
 
 def _first_nan(directory: Path) -> str:

@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import TensorSize, condition, overwrites, roundoff, roundoff_of, size_of, sums_up
+from trainermon.analysis.compare.noise import (
+    TensorSize,
+    cast_roundoff,
+    condition,
+    overwrites,
+    roundoff,
+    roundoff_of,
+    size_of,
+    sums_up,
+)
 from trainermon.analysis.compare.verdicts import Compared, worst
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -409,12 +418,13 @@ class CallFlow:
         """Note by what unit roundoff each call's values may be off because of the types that they came through."""
         of_value: dict[Value | None, float] = {}
         of_operation: dict[str, float] = {}
-        for pair, _ in both:
+        backwards = [one for one in both if one[0].target and one[0].target.direction != FORWARD]
+        for pair, rows in (*both, *backwards):  # a backward may be written before those that made what it was given
             call, golden = pair.target, pair.golden
             assert call
             assert golden
             unit = max(self.unit[call.key], roundoff(golden.items), self.carried.get(call.key, 0.0))
-            unit = max([unit, *(of_value.get(_extrema(item), 0.0) for item in call.items if item.state != OUTPUT)])
+            unit = max([unit, *self._carried_in(call, rows, of_value)])
             place = _operation(call)
             unit = max(unit, of_operation.get(place, 0.0)) if call.direction != FORWARD else unit
             of_operation[place] = max(unit, of_operation.get(place, 0.0))
@@ -423,6 +433,24 @@ class CallFlow:
                     of_value[extrema] = max(unit, of_value.get(extrema, 0.0))
             for key in (call.key, *self.above(call.key)):
                 self.carried[key] = max(unit, self.carried.get(key, 0.0))
+
+    def _carried_in(
+        self, call: DumpCall, rows: Sequence[Compared], of_value: Mapping[Value | None, float]
+    ) -> Iterator[float]:
+        """Yield the unit roundoffs by which what a call was given may be off, and the gradients that it adds to.
+
+        What no call made came of what the call around it had by then, or was cast before the step.
+        """
+        had = self.carried.get(self.around[call.key] or "", 0.0)
+        for ours, theirs, _ in rows:
+            if ours is None or theirs is None or not roundoff_of(ours.dtype):
+                continue
+            if ours.state == OUTPUT and call.direction != BACKWARD:
+                continue
+            unit = of_value.get(_extrema(ours))
+            if unit is None and ours.state == INPUT:
+                unit = max(had, cast_roundoff(ours, theirs))
+            yield unit or 0.0
 
     def _note_within(self, key: str, error: float) -> None:
         name, family, _, number = split_key(key)

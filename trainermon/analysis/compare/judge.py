@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError
@@ -177,7 +178,8 @@ class CallJudge:
             judged = self._judged(call, golden, facts)
         if chance := frozenset(item.place for item in call.items if fills(call, item.place)):
             judged = replace(judged, chance=chance)
-        rows = tuple(row_of(judged, self._noise(call, golden, row[0], row[1]), row, self._types) for row in compared)
+        row_of_call = partial(row_of, judged, types=self._types, is_forward=call.direction == FORWARD)
+        rows = tuple(row_of_call(self._noise(call, golden, *row[:2]), row) for row in compared)
         result = ERROR if judged.blamed else most_severe(rows)
         self._finder.note(facts, is_sound=result == PASS)
         return CallResult(

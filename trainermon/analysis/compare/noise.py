@@ -113,6 +113,8 @@ _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 _RECURRENT_MODULES = ("LSTM", "GRU", "RNN")
 # Kernels that transform before they sum (Winograd's convolutions) lose a digit.
 _SUMS_SAFETY = 16.0
+# Beside a power of two, which all types hold, a number of more bits tells from which type a tensor was cast.
+_FEW_BITS = 4
 # Below so many elements that can be expected beyond a kink, there is none.
 _RARE = 1e-2
 # Relative errors of factors add up, and large elements may have the larger ones.
@@ -252,7 +254,8 @@ def _source_roundoff(item: DumpRow) -> float:
     if not roundoff((item,)) or not all(isinstance(each, int | float) and math.isfinite(each) for each in extrema):
         return 0.0
     bits = [_significant_bits(float(each)) for each in extrema]
-    return next(unit for unit in _SOURCES if unit <= 2.0 ** -max(bits)) if min(bits) > 1 else 0.0
+    is_told = min(bits) > 1 or max(bits) > _FEW_BITS
+    return next(unit for unit in _SOURCES if unit <= 2.0 ** -max(bits)) if is_told else 0.0
 
 
 def _significant_bits(number: float) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from trainermon.analysis.compare.flow import CallFlow, TensorError
 from trainermon.analysis.compare.frameworks import dtype_name
-from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, Value, value_of
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.noise import is_product, is_sparse, least_rounding, roundoff, roundoff_of, takes_weight
 from trainermon.analysis.compare.verdicts import TypePairs
@@ -68,28 +69,58 @@ def other_weights(
     return frozenset(found)
 
 
-def run_types(pairs: Sequence[CallPair]) -> TypePairs:
-    """Return in which types the two runs compute as a whole, where these differ: those of most products of matrices.
+class RunTypes(NamedTuple):
+    """In which types the two runs compute as a whole, as pairs (the target's, the golden dump's), where these differ.
 
-    Of most floating results if there are no products. One function in another type is none of these.
+    Attributes:
+        products: Those of most products of matrices, of most floating results if there are no products.
+        given: Those of most of what products are given, which autocast makes the same: the types of weights.
     """
-    both = [(pair.target, pair.golden) for pair in pairs if pair.target and pair.golden]
-    ours, theirs = ({item.dtype for calls in both for item in calls[side].items} for side in (0, 1))
-    if ours == theirs:
-        return frozenset()
-    chosen = [calls for calls in both if is_product(calls[0])] or both
-    counts = Counter(filter(None, (_result_types(*calls) for calls in chosen)))
-    number = counts.total()
-    return frozenset(types for types, count in counts.items() if types[0] != types[1] and 2 * count >= number)
+
+    products: TypePairs = frozenset()
+    given: TypePairs = frozenset()
 
 
-def _result_types(ours: DumpCall, theirs: DumpCall) -> tuple[str | None, str | None] | None:
+def run_types(pairs: Sequence[CallPair]) -> RunTypes:
+    """Return in which types the two runs compute as a whole; one function in another type does not count."""
+    both = [pair for pair in pairs if pair.target and pair.golden]
+    dtypes = [{item.dtype for pair in both for item in call_of(pair).items} for call_of in (_target, _golden)]
+    if dtypes[0] == dtypes[1] and sum(bool(roundoff_of(dtype)) for dtype in dtypes[0]) < 2:
+        return RunTypes()
+    products = [pair for pair in both if is_product(_target(pair)) and _target(pair).direction == FORWARD]
+    found = _most(map(_result_types, products or both))
+    if found or not products:
+        return RunTypes(found)
+    given = [rows for pair in products for rows in pair.rows() if rows[0] and rows[0].state != OUTPUT]
+    return RunTypes(given=_most(_both_types(*rows) for rows in given))
+
+
+def _target(pair: CallPair) -> DumpCall:
+    assert pair.target
+    return pair.target
+
+
+def _golden(pair: CallPair) -> DumpCall:
+    assert pair.golden
+    return pair.golden
+
+
+def _most(types: Iterable[tuple[str, str] | None]) -> TypePairs:
+    """Return the pairs of unlike types that are at least half of all; what is None does not count."""
+    counts = Counter(filter(None, types))
+    return frozenset(each for each, count in counts.items() if each[0] != each[1] and 2 * count >= counts.total())
+
+
+def _result_types(pair: CallPair) -> tuple[str, str] | None:
     """Return the types of the first floating result of a call on both sides; None if a side has none."""
-    found = [
-        next((item.dtype for item in call.items if item.state == OUTPUT and roundoff_of(item.dtype)), None)
-        for call in (ours, theirs)
-    ]
-    return (dtype_name(found[0]), dtype_name(found[1])) if all(found) else None
+    made = [[row for row in call.items if row.state == OUTPUT and roundoff_of(row.dtype)] for call in pair[:2] if call]
+    return _both_types(made[0][0], made[1][0]) if all(made) else None
+
+
+def _both_types(ours: DumpRow | None, theirs: DumpRow | None) -> tuple[str, str] | None:
+    if ours is None or theirs is None or not (roundoff_of(ours.dtype) and roundoff_of(theirs.dtype)):
+        return None
+    return dtype_name(ours.dtype), dtype_name(theirs.dtype)
 
 
 def has_nan_backward(flow: CallFlow) -> bool:

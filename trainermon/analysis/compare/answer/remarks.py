@@ -8,9 +8,18 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.answer.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.comparison import Comparison, Mode
+from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.noise import is_coarse, overwrites, roundoff_of
-from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.analysis.compare.verdicts import (
+    ERROR,
+    NOT_COMPARED,
+    PASS,
+    UNMATCHED,
+    WARNING,
+    CallResult,
+    is_lone_tensor,
+)
 from trainermon.dump.files.records import FORWARD
 
 _NO_PARTNERS = "no call of the target is in the golden dump"
@@ -45,7 +54,7 @@ def without_blame(comparison: Comparison) -> str:
         behind = _behind(comparison, differing)
         return (
             f"No call is to blame: the dumps differ from {both_keys(differing)} on, {_origin(differing)}{behind}"
-            f"{_remark(comparison)}."
+            f"{_other_type(comparison)}{_remark(comparison)}."
         )
     untold = sum(row.result == NOT_COMPARED and not row.difference.unread for row in comparison.rows())
     if not counts[PASS] and counts[NOT_COMPARED]:
@@ -53,11 +62,33 @@ def without_blame(comparison: Comparison) -> str:
     if not counts[PASS]:
         why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
         return f"Nothing could be compared: {why}."
-    missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
+    lone = f", but {counts[UNMATCHED]:,} rows are on one side only{_lone_tensor(comparison)}"
+    missing = lone if counts[UNMATCHED] else ""
     agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_signs(comparison)}{_remark(comparison)}."
     if untold:
         return f"{_not_compared(untold)}; of the others, {agreed}"
     return f"The dumps agree{' as far as they go' if comparison.gaps or counts[NOT_COMPARED] else ''}: {agreed}"
+
+
+def _lone_tensor(comparison: Comparison) -> str:
+    """Return the first tensor that a call of both sides took or gave on one side alone, as it follows on a sentence."""
+    for call in comparison.calls:
+        for row in call.rows:
+            if row.target and row.golden and row.result == UNMATCHED and is_lone_tensor(row.target, row.golden):
+                side = "the target" if row.target.is_tensor else "the golden dump"
+                return f", the first of a call of both sides {call.key}.{row.target.place}, a tensor in {side} alone"
+    return ""
+
+
+def _other_type(comparison: Comparison) -> str:
+    """Return the first tensor that has another type, as it follows on a sentence; "" if all have one type."""
+    for call in comparison.calls:
+        for row in call.rows:
+            types = [dtype_name(one.dtype) for one in row[:2] if one is not None and roundoff_of(one.dtype)]
+            if len(types) > 1 and types[0] != types[1] and row.target:
+                first = f"{call.key}.{row.target.place}"
+                return f"; the first that has another type is {first} ({types[0]}, {types[1]} in the golden dump)"
+    return ""
 
 
 def _not_compared(number: int) -> str:
