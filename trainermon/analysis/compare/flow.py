@@ -162,6 +162,16 @@ class SharedGradients:
         of_theirs = self._theirs.get(value_of(error.golden), ())
         return bool(of_ours and of_theirs) and self._num_innermost(of_ours) != self._num_innermost(of_theirs)
 
+    def changers(self, error: TensorError) -> list[str]:
+        """Return which modules change what a call within them passes back, before it is added to a gradient.
+
+        These add to it, and in the golden dump, too, those calls, of which the target shows what they alone add.
+        """
+        ours = self._consumers.get(value_of(error.item), ())
+        theirs = self._theirs.get(value_of(error.golden), ()) if value_of(error.golden) else ()
+        lost = {each for key in theirs if key not in ours for each in above(key, self._parents)}
+        return [key for key in ours if key in lost and not any(key in above(one, self._parents) for one in ours)]
+
     def _covers(self, keys: Sequence[str], others: Sequence[str]) -> bool:
         """Return whether each of the calls `others` is one of `keys`, or within or around one of them."""
         within = {each for key in keys for each in above(key, self._parents)}
@@ -308,6 +318,11 @@ class CallFlow:
         """Return of how many backward calls a result of `key` is the sum: (in the target, in the golden dump)."""
         return self._shared.num_terms(key, error)
 
+    def is_others(self, key: str, error: TensorError) -> bool:
+        """Return whether a gradient that `key` adds to is changed by another module that adds to it, and not by it."""
+        changers = self._shared.changers(error)
+        return bool(changers) and not any(key == each or self.is_within(key, each) for each in changers)
+
     def are_unlike(self, error: TensorError) -> bool:
         """Return whether unlike numbers of backward calls have a gradient among their results, on both sides some."""
         return self._shared.are_unlike(error)
@@ -437,10 +452,7 @@ class CallFlow:
     def _carried_in(
         self, call: DumpCall, rows: Sequence[Compared], of_value: Mapping[Value | None, float]
     ) -> Iterator[float]:
-        """Yield the unit roundoffs by which what a call was given may be off, and the gradients that it adds to.
-
-        What no call made came of what the call around it had by then, or was cast before the step.
-        """
+        """Yield the unit roundoffs by which what a call was given may be off, and the gradients that it adds to."""
         had = self.carried.get(self.around[call.key] or "", 0.0)
         for ours, theirs, _ in rows:
             if ours is None or theirs is None or not roundoff_of(ours.dtype):
@@ -448,7 +460,7 @@ class CallFlow:
             if ours.state == OUTPUT and call.direction != BACKWARD:
                 continue
             unit = of_value.get(_extrema(ours))
-            if unit is None and ours.state == INPUT:
+            if unit is None and ours.state == INPUT:  # it came of what the call around had by then, or was cast before
                 unit = max(had, cast_roundoff(ours, theirs))
             yield unit or 0.0
 

@@ -335,7 +335,8 @@ class CallJudge:
         if call.direction == FORWARD and value is not None and value in self._seen.known:
             return False
         others = self._flow.consumers(error.item) if call.direction == BACKWARD else ()
-        if any(call.key in self._flow.above(key) for key in others):
+        is_others = bool(others) and self._flow.is_others(call.key, error)
+        if is_others or any(call.key in self._flow.above(key) for key in others):
             return False  # a call within this one is judged for it: a backward may be complete before those within it
         around = {call.key, *self._flow.above(call.key)}
         return not (is_trivial(call) and any(key not in around for key in others))

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainermon.analysis.compare.answer.recomputation import BlamedPlace, doubted
 from trainermon.analysis.compare.answer.remarks import first_differing, incomparable, without_blame
 from trainermon.analysis.compare.answer.structure import is_replaced, lone_before
+from trainermon.analysis.compare.answer.sums import one_of_each_sum
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, value_of
@@ -248,7 +249,7 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     them are, and two or more by more than rounding, which is the first difference, they are one cause: at the one that
     differs most.
     """
-    causes = doubted(comparison, _with_lone_calls(comparison))
+    causes = doubted(comparison, one_of_each_sum(_with_lone_calls(comparison)))
     others = [one for one in causes if not literal_of(one.call)]
     if not others or not _is_weight(others[0]):
         return causes
