@@ -107,6 +107,14 @@ def test_another_function_in_a_place_is_named_with_what_it_stands_for(level, mod
     )
 
 
+@every_mode
+def test_where_functions_were_not_recorded_that_is_said(mode, tmp_path):
+    said = headline(compared(tmp_path, with_gelu(), build("language"), "L0", mode))
+
+    assert said.startswith("The first difference arose in Module.layers.1.Block.forward.0, ")
+    assert said.endswith("; the dumps have modules alone, and not the functions that it calls (level mix has both).")
+
+
 @with_modules
 @every_mode
 def test_another_class_in_a_place_is_named_with_what_it_stands_for(level, mode, tmp_path):

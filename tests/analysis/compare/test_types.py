@@ -24,6 +24,8 @@ def compared(folder, mode=Mode.STATISTICS):
 class Placed(nn.Module):
     """Turns what it is given by angles, of which a buffer has the frequencies and which are computed in float32."""
 
+    frequencies: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(8) / 8))

@@ -14,7 +14,7 @@ from trainermon.analysis.compare.answer.structure import is_replaced, lone_befor
 from trainermon.analysis.compare.answer.sums import one_of_each_sum
 from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, value_of
+from trainermon.analysis.compare.items import MODULE, OUTPUT, PARAMETERS, DumpCall, value_of
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
 from trainermon.analysis.compare.verdicts import (
@@ -230,7 +230,8 @@ def _answer(comparison: Comparison) -> str:
             return (
                 f"The first difference came in with {call.key}.{place}{where}: {words}{_written(comparison, causes)}."
             )
-        return f"The first difference arose in {call.key}{where}: {words}{_lone_function(comparison, call)}."
+        more = f"{_lone_function(comparison, call)}{_functions_unseen(comparison, call)}"
+        return f"The first difference arose in {call.key}{where}: {words}{more}."
     return without_blame(comparison)
 
 
@@ -288,6 +289,14 @@ def _lone_function(comparison: Comparison, named: CallResult) -> str:
     if lone is None or lone.call is named:
         return ""
     return f"; {lone.call.key}{placed_in(comparison, lone.call)} {lone.words}"
+
+
+def _functions_unseen(comparison: Comparison, named: CallResult) -> str:
+    """Return that dumps have modules alone, behind a sentence on what one did between two modules within it."""
+    sides = (call for one in comparison.calls for call in (one.target, one.golden) if call is not None)
+    if not named.given_to or any(call.family != MODULE for call in sides):
+        return ""
+    return "; the dumps have modules alone, and not the functions that it calls (level mix has both)"
 
 
 def _parameters(comparison: Comparison) -> list[tuple[CallResult, ResultRow]]:
