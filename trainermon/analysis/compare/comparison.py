@@ -30,6 +30,7 @@ from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.premises import run_types
 from trainermon.analysis.compare.siblings import SiblingMatch, match_siblings
+from trainermon.analysis.compare.unseen_arguments import with_unseen_argument
 from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow, all_compared
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, stage, tell
@@ -222,6 +223,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         baseline=_baseline(pair, options, mode, threads),
         safety=_SAFETY[mode],
     ).judge()
+    calls = with_unseen_argument(calls) if mode is Mode.STATISTICS else calls
     return Comparison(
         target=target.directory,
         golden=golden.directory,

@@ -22,7 +22,7 @@ _ROOT = (
     1e-15  # relative: what float64 keeps of the square of a root, which a number read off float32 has by chance only
 )
 _MAX_SQUARE = 1 << 20
-_DEVICE = re.compile(r"(cpu|cuda|npu|xpu|hpu|mps|meta|ascend|gpu)(:\d+)?", re.IGNORECASE)
+DEVICE = re.compile(r"(cpu|cuda|npu|xpu|hpu|mps|meta|ascend|gpu)(:\d+)?", re.IGNORECASE)
 
 
 class LiteralFinder:
@@ -75,7 +75,7 @@ class LiteralFinder:
         """Return whether it cannot be a consequence of tensors; names of devices are, of where a run is."""
         values = error.item.max, error.golden.max
         if any(isinstance(value, str) for value in values):
-            return not any(isinstance(value, str) and _DEVICE.fullmatch(value) for value in values)
+            return not any(isinstance(value, str) and DEVICE.fullmatch(value) for value in values)
         around = self._flow.around[call.key]
         given = [*self._flow.facts[call.key].given, *(self._flow.facts[around].given if around is not None else ())]
         sizes = [each.size for each in given if each.item.is_tensor]

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from trainermon.analysis.compare.answer.arguments import given_literal
 from trainermon.analysis.compare.answer.frozen import differs_in_gradient_alone, frozen_parameters
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.noise import is_coarse, overwrites, roundoff_of
+from trainermon.analysis.compare.unseen_arguments import argument_of
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     NOT_COMPARED,
@@ -51,11 +53,8 @@ def without_blame(comparison: Comparison) -> str:
         return said
     differing = first_differing(comparison)
     if differing is not None:
-        behind = _behind(comparison, differing)
-        return (
-            f"No call is to blame: the dumps differ from {both_keys(differing)} on, {_origin(differing)}{behind}"
-            f"{_other_type(comparison)}{_remark(comparison)}."
-        )
+        why = f"{_origin(comparison, differing)}{_behind(comparison, differing)}{_other_type(comparison)}"
+        return f"No call is to blame: the dumps differ from {both_keys(differing)} on, {why}{_remark(comparison)}."
     untold = sum(row.result == NOT_COMPARED and not row.difference.unread for row in comparison.rows())
     if not counts[PASS] and counts[NOT_COMPARED]:
         return f"Nothing could be compared{f': {_not_compared(untold)}' if untold else ''}."
@@ -245,7 +244,7 @@ def _kinds(calls: Iterator[DumpCall | None]) -> Counter[str]:
     return Counter(call.name.rpartition(".")[2] for call in forwards)
 
 
-def _origin(call: CallResult) -> str:
+def _origin(comparison: Comparison, call: CallResult) -> str:
     changed = [row for row in call.rows if row.result != PASS and row.target]
     if changed and all(map(differs_in_gradient_alone, changed)):
         places = ", ".join(row.target.place for row in changed if row.target)
@@ -253,6 +252,8 @@ def _origin(call: CallResult) -> str:
     states = {row.target.state for row in changed if row.target}
     if PARAMETERS in states:
         return _other_parameters(call)
+    if (argument := argument_of(call)) is not None:
+        return f"which {given_literal(comparison, call, argument)}"
     if call.target and call.target.direction == FORWARD and OUTPUT not in states:
         return "which was given other inputs"
     return "by what it was given"

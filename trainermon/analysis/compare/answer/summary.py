@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainermon.analysis.compare.answer.arguments import both_values, given_literal
 from trainermon.analysis.compare.answer.recomputation import BlamedPlace, doubted
 from trainermon.analysis.compare.answer.remarks import first_differing, incomparable, without_blame
 from trainermon.analysis.compare.answer.structure import is_replaced, lone_before
 from trainermon.analysis.compare.answer.sums import one_of_each_sum
-from trainermon.analysis.compare.answer.whereabouts import lines_of, module_around, placed_in
+from trainermon.analysis.compare.answer.whereabouts import module_around, placed_in
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import MODULE, OUTPUT, PARAMETERS, DumpCall, value_of
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
+from trainermon.analysis.compare.unseen_arguments import argument_of
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     NOT_COMPARED,
@@ -351,7 +353,7 @@ def _described(comparison: Comparison, call: CallResult) -> str:
         return _came_in(call)
     if is_replaced(comparison, call):
         return f"stands where the golden dump has {call.golden.key if call.golden else 'none'}"
-    return _gave(call) if call.given_to else _made(call)
+    return _gave(comparison, call) if call.given_to else _made(call)
 
 
 def _made(call: CallResult) -> str:
@@ -371,7 +373,10 @@ def _by(error: float) -> str:
     return f"by {error:.2g}" if error else "not at all"
 
 
-def _gave(call: CallResult) -> str:
+def _gave(comparison: Comparison, call: CallResult) -> str:
+    inner = next((each for each in comparison.calls if each.key == call.given_to), None)
+    if inner is not None and (argument := argument_of(inner)) is not None:
+        return f"it gave {inner.key} {both_values(argument)}"
     given = f"its own inputs {_by(call.input_error)}"
     if math.isfinite(call.output_error):
         return f"what it gave to {call.given_to} differs by {call.output_error:.2g} of its size, {given}"
@@ -385,16 +390,6 @@ def literal_of(call: CallResult) -> ResultRow | None:
     """Return the row of the plain argument (a number, a text) with which a difference began; None if it did not."""
     row = next((row for row in call.rows if call.origin and row.target and row.target.place == call.origin), None)
     return row if row is not None and row.target is not None and not row.target.is_tensor else None
-
-
-def given_literal(comparison: Comparison, call: CallResult, row: ResultRow) -> str:
-    """Return what `call` was given by the script on either side, at which place and in which line."""
-    ours, theirs = row.target, row.golden
-    assert ours is not None
-    assert theirs is not None
-    where = lines_of(comparison.stacks, call.key)
-    line = f", called in {where}" if where else ""
-    return f"was given {ours.max}, where the golden dump has {theirs.max} ({ours.place}){line}"
 
 
 def _came_in(call: CallResult) -> str:
