@@ -30,10 +30,11 @@ from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.premises import run_types
 from trainermon.analysis.compare.siblings import SiblingMatch, match_siblings
+from trainermon.analysis.compare.step_before import StepBefore, step_before
 from trainermon.analysis.compare.unseen_arguments import with_unseen_argument
 from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow, all_compared
 from trainermon.core.errors import DumpError
-from trainermon.core.terminal.progress import Report, stage, tell
+from trainermon.core.terminal.progress import Report, no_report, stage, tell
 from trainermon.dump.files.reader import gap_notes
 
 _REPORT_ROWS = 256
@@ -93,6 +94,7 @@ class Comparison:
         stacks: By the key of a call, the lines of the script that made it, innermost first; the target's.
         notes: What a reader should know of how the two were brought together; the gaps stand first.
         gaps: What is known to be missing in the dumps, see `gap_notes`.
+        step_before: What is known of the step before where weights differ in this one; None: nothing.
         empty: The dump without a single call; "" if both have some.
         members: By the key of a call that several were joined into, the keys of these; of both sides.
         parents: Key of the enclosing call, by a call's key; the target's.
@@ -112,6 +114,7 @@ class Comparison:
     stacks: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    step_before: StepBefore | None = None
     empty: str = ""
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +181,12 @@ def compare_pair(pair: PlacePair, options: CompareOptions, *, threads: int = 1, 
         DumpError: a dump is damaged, or has not what the mode asks for.
     """
     with collector_off():
-        return _compare_pair(pair, options, threads, report)
+        comparison = _compare_pair(pair, options, threads, report)
+
+        def calls_of(before: PlacePair) -> tuple[CallResult, ...]:
+            return _compare_pair(before, replace(options, mode=Mode.STATISTICS), threads, no_report).calls
+
+        return replace(comparison, step_before=step_before(pair, comparison.calls, calls_of))
 
 
 @contextmanager

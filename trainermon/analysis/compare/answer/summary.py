@@ -250,7 +250,7 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
 
     An earlier step that went wrong leaves all parameters different, if only by rounding. So where more than half of
     them are, and two or more by more than rounding, which is the first difference, they are one cause: at the one that
-    differs most.
+    differs most. Where that step was dumped, one is enough, and it says what made that.
     """
     causes = doubted(comparison, one_of_each_sum(_with_lone_calls(comparison)))
     others = [one for one in causes if not literal_of(one.call)]
@@ -259,14 +259,15 @@ def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     known = _parameters(comparison)
     changed = [(call, row) for call, row in known if row.result != PASS]
     unequal = sum(bool(row.difference.relative) and _is_one_type(row) for _, row in known)
-    if len(changed) < 2 or 2 * max(len(changed), unequal) <= len(known):
+    before = comparison.step_before
+    is_general = len(changed) > 1 and 2 * max(len(changed), unequal) > len(known)
+    if not changed or not (before or is_general):
         return causes
     call, row = max(changed, key=lambda one: _size_of(one[1]))
     by = f" by {_size_of(row):.2g} of its size," if math.isfinite(_size_of(row)) else ""
-    words = (
-        f"{len(changed):,} of {len(known):,} parameters differ before the step, this one most,{by} and no call of the "
-        "step made that: an earlier step did, or what was loaded"
-    )
+    why = before.words if before is not None else "an earlier step did, or what was loaded"
+    most = f"{len(changed):,} of {len(known):,} parameters differ before the step, this one most,"
+    words = f"{most if len(changed) > 1 else 'the parameter differs'}{by} and no call of the step made that: {why}"
     first = BlamedPlace(call, row.target.place if row.target else "", words)
     at = causes.index(others[0])  # plain arguments of calls that ran before come first
     return [*causes[:at], first, *(one for one in causes[at:] if not _is_weight(one))]
