@@ -12,8 +12,11 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
+from trainermon.analysis.compare.causes.judge import CallJudge, JudgedDumps
+from trainermon.analysis.compare.causes.premises import run_types
+from trainermon.analysis.compare.causes.step_before import StepBefore, step_before
+from trainermon.analysis.compare.causes.unseen_arguments import with_unseen_argument
 from trainermon.analysis.compare.items import DumpRows, RecomputedPart, read_rows
-from trainermon.analysis.compare.judge import CallJudge, JudgedDumps
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.merging.joining import join_sides
@@ -28,10 +31,7 @@ from trainermon.analysis.compare.metrics import (
 )
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
-from trainermon.analysis.compare.premises import run_types
 from trainermon.analysis.compare.siblings import SiblingMatch, match_siblings
-from trainermon.analysis.compare.step_before import StepBefore, step_before
-from trainermon.analysis.compare.unseen_arguments import with_unseen_argument
 from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow, all_compared
 from trainermon.core.errors import DumpError
 from trainermon.core.terminal.progress import Report, no_report, stage, tell

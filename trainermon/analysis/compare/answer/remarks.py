@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.answer.arguments import given_literal
 from trainermon.analysis.compare.answer.frozen import differs_in_gradient_alone, frozen_parameters
+from trainermon.analysis.compare.causes.unseen_arguments import argument_of
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.noise import is_coarse, overwrites, roundoff_of
-from trainermon.analysis.compare.unseen_arguments import argument_of
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     NOT_COMPARED,

@@ -14,11 +14,11 @@ from trainermon.analysis.compare.answer.remarks import first_differing, incompar
 from trainermon.analysis.compare.answer.structure import is_replaced, lone_before
 from trainermon.analysis.compare.answer.sums import one_of_each_sum
 from trainermon.analysis.compare.answer.whereabouts import module_around, placed_in
+from trainermon.analysis.compare.causes.unseen_arguments import argument_of
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import MODULE, OUTPUT, PARAMETERS, DumpCall, value_of
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
 from trainermon.analysis.compare.noise import takes_weight
-from trainermon.analysis.compare.unseen_arguments import argument_of
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     NOT_COMPARED,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainermon.analysis.compare.causes.literals import DEVICE
 from trainermon.analysis.compare.flow import are_plain
 from trainermon.analysis.compare.items import INPUT
-from trainermon.analysis.compare.literals import DEVICE
 from trainermon.analysis.compare.noise import PLAIN
 from trainermon.analysis.compare.verdicts import ERROR, NOT_COMPARED, PASS, WARNING, CallResult, ResultRow
 from trainermon.dump.files.records import FORWARD

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from trainermon.analysis.compare.causes.literals import LiteralFinder
+from trainermon.analysis.compare.causes.premises import has_nan_backward, has_other_input, other_weights
 from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, Value, value_of
-from trainermon.analysis.compare.literals import LiteralFinder
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.merging.buffers import fills
 from trainermon.analysis.compare.metrics import DumpRowDifference
@@ -35,7 +36,6 @@ from trainermon.analysis.compare.noise import (
     roundoff,
     takes_weight,
 )
-from trainermon.analysis.compare.premises import has_nan_backward, has_other_input, other_weights
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     PASS,

@@ -1,0 +1,1 @@
+"""Finds who is to blame for what differs."""
