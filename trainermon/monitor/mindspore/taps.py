@@ -18,6 +18,7 @@ from trainermon.hooks.containment import PlainFaultGuard
 from trainermon.hooks.mindspore import hooks
 from trainermon.hooks.names import chosen
 from trainermon.monitor.mindspore.micro_steps import CellSteps, is_differentiated
+from trainermon.monitor.mindspore.rates import learning_rates
 from trainermon.monitor.mindspore.training import CellParameter, CellTraining, WatchedCell, placement_of
 from trainermon.monitor.mindspore.updates import UpdateTaps
 from trainermon.monitor.taps.row_collector import RowCollector
@@ -238,7 +239,9 @@ class OptimizerTaps:
 
     def take_numbers(self) -> None:
         """Record learning rates, loss scale and whether the model was in evaluation mode."""
-        for group, rate in enumerate(self._training.learning_rates()):
+        for group, rate in enumerate(learning_rates(self._training.optimizer)):
+            if rate is None:
+                continue
             series = self._collector.table.id_of(SeriesKey(Kind.STEP, LEARNING_RATE_SERIES, str(group)))
             if isinstance(rate, Tensor):
                 self._collector.take((series,), (rate,))

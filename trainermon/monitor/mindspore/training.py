@@ -139,21 +139,6 @@ class CellTraining:
         found = {state.slot or state.kind: state.tensors for state in self.states()}
         return next((found[name] for name in (Kind.EXP_AVG, *_MOMENTA) if name in found), ())
 
-    def learning_rates(self) -> list[Any]:
-        """Return the learning rate of each parameter group as a tensor; none of a group whose rate is a schedule.
-
-        A schedule computes its rate when it is called, which would be an operation of the monitor's in the training.
-        """
-        groups = getattr(
-            self.optimizer, "param_groups", None
-        )  # of mindspore.experimental.optim and mindspore.mint.optim
-        if groups is not None:
-            found = [group.get("lr") for group in groups]
-        else:
-            rates = getattr(self.optimizer, "learning_rate", None)
-            found = list({id(rate): rate for rate in (rates if isinstance(rates, tuple | list) else [rates])}.values())
-        return [rate for rate in found if isinstance(rate, Tensor | float)]
-
     def loss_scale(self) -> float | None:
         """Return what the optimizer divides gradients by, where that is not 1."""
         scale = getattr(self.optimizer, "loss_scale", None)
