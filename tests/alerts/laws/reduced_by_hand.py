@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +30,7 @@ SOUND = (
     "fsdp2 ignores, replaced",
     "fsdp2 ignores, clipped",
     "ddp compresses",
+    "ddp averages models",
 )
 UNREDUCED = ("ddp ignores, not reduced", "fsdp2 ignores, not reduced")
 
@@ -43,13 +45,17 @@ def wrapped(inner: nn.Module, name: str) -> nn.Module:
         if "compresses" in name:
             state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        if "averages" in name:
+            alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+            local = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=2)
+            model.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
         return model
     return inner
 
 
 def reduce(parameters: Sequence[nn.Parameter], name: str) -> None:
     """Average the gradients of these parameters over ranks, in one of the ways in which scripts do so."""
-    for parameter in [] if "not reduced" in name or "compresses" in name else parameters:
+    for parameter in parameters if "not reduced" not in name else []:
         gradient = parameter.grad
         assert gradient is not None
         if "replaced" in name or "one buffer" in name:
@@ -84,7 +90,11 @@ def train(folder: Path, name: str) -> None:
     by_hand = [inner.get_parameter(ignored) for ignored in IGNORED]
     model = wrapped(inner, name)
     parameters = [*model.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.1)
+    if "averages" in name:
+        from torch.distributed.optim import PostLocalSGDOptimizer  # which warns where tests are collected
+
+        optimizer = PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=4, warmup_steps=2))
     draw, target = torch.Generator().manual_seed(1 + dist.get_rank()), torch.randn(16, 8)
     config = KINDS | {"output_dir": str(folder), "spool_dir": str(folder), "agent": {"start": False}}
     with TrainerMon(config) as monitor:
@@ -92,7 +102,8 @@ def train(folder: Path, name: str) -> None:
         for _ in range(STEPS):
             batch = torch.randn(32, 16, generator=draw)
             nn.functional.mse_loss(model(batch), batch @ target).backward()
-            reduce(parameters if name.startswith("plain") else by_hand, name)
+            if "compresses" not in name and "averages" not in name:
+                reduce(parameters if name.startswith("plain") else by_hand, name)
             if "clipped" in name:
                 clip(parameters)
             optimizer.step()

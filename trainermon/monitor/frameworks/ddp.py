@@ -124,15 +124,17 @@ def _training(
     coordinates: Coordinates,
 ) -> DdpTraining:
     reduced = {id(p) for w in wrappers for name, p in w.module.named_parameters() if name not in w.parameters_to_ignore}
+    found = plain.parameters_of(roots, replicated_over=("dp",), in_global_norm=coordinates.dp == 0)
+    if any(map(_is_local, wrappers)):
+        found = tuple(map(_alone, found))
+        logger.warning(
+            "gradients are reduced by post_localSGD_hook, so that ranks part between two averages of the model: what "
+            "they hold is not compared"
+        )
+    elif any(map(_is_lossy, wrappers)):
+        found = tuple(map(_compressed, found))
     training = DdpTraining(
-        model=model,
-        roots=tuple(roots),
-        modules=plain.modules_of(roots),
-        parameters=[
-            _compressed(parameter) if any(map(_is_lossy, wrappers)) else parameter
-            for parameter in plain.parameters_of(roots, replicated_over=("dp",), in_global_norm=coordinates.dp == 0)
-        ],
-        optimizer=optimizer,
+        model=model, roots=tuple(roots), modules=plain.modules_of(roots), parameters=found, optimizer=optimizer
     )
     training.wrappers = wrappers
     training.reduced_by_script = frozenset(i for i, p in enumerate(training.parameters) if id(p.tensor) not in reduced)
@@ -149,6 +151,11 @@ def _is_lossy(wrapper: DistributedDataParallel) -> bool:
     """
     hooks = [hook for hook, _state in wrapper._comm_hooks]
     return any(hook.__module__.startswith(_TORCH_HOOKS) and hook.__name__ not in _ROUNDING_HOOKS for hook in hooks)
+
+
+def _is_local(wrapper: DistributedDataParallel) -> bool:
+    """Return whether the ranks are to part, as torch's hook for post-local SGD has it, in another hook or not."""
+    return any(type(state).__name__ == "PostLocalSGDState" for _hook, state in wrapper._comm_hooks)
 
 
 def _compressed(parameter: HeldParameter) -> HeldParameter:

@@ -1,22 +1,49 @@
-"""What accelerate and Lightning put around an optimizer: its `step` may do nothing, so the inner one is watched."""
+"""What is put around an optimizer: its `step` may do nothing, or call no hooks, so the inner one is watched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from torch.optim import Optimizer
+
 ACCELERATE = "AcceleratedOptimizer"
 WRAPPERS = frozenset({ACCELERATE, "LightningOptimizer"})
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer below any wrapper of accelerate or Lightning; neither is imported.
+    """Return the optimizer below any wrapper of accelerate or Lightning, and below those whose steps call no hooks.
 
-    With gradient accumulation `AcceleratedOptimizer.step()` is called in every micro step, and steps in the last one.
+    With gradient accumulation `AcceleratedOptimizer.step()` is called in every micro step, and steps in the last one;
+    neither library is imported. torch's own PostLocalSGDOptimizer calls no hooks, as many a Lookahead; only where such
+    a one holds one optimizer is that returned.
     """
-    while _names(optimizer) & WRAPPERS:
-        optimizer = optimizer.optimizer
-    return optimizer
+    inner = optimizer.optimizer if _names(optimizer) & WRAPPERS else None
+    if inner is None and calls_no_hooks(optimizer):
+        inner = only_held(optimizer)
+    return optimizer if inner is None else unwrapped(inner)
+
+
+def calls_no_hooks(optimizer: object) -> bool:
+    """Return whether this is one of torch's optimizers whose class never called `torch.optim.Optimizer.__init__`."""
+    return isinstance(optimizer, Optimizer) and not (
+        hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(type(optimizer).step, "hooked")
+    )
+
+
+def only_held(wrapper: object) -> Optimizer | None:
+    """Return the optimizer of torch that an object holds in its attributes; None where it holds another number."""
+    held = list(held_optimizers(wrapper).values())
+    return held[0] if len(held) == 1 else None
+
+
+def held_optimizers(wrapper: object) -> dict[str, Optimizer]:
+    """Return the optimizers of torch that an object holds, by attribute; each once."""
+    found: dict[str, Optimizer] = {}
+    for name, value in getattr(wrapper, "__dict__", {}).items():
+        if isinstance(value, Optimizer) and not any(value is other for other in (wrapper, *found.values())):
+            found[name] = value
+    return found
 
 
 def last_teller(optimizer: Any) -> Callable[[], bool | None] | None:
