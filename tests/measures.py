@@ -18,6 +18,15 @@ TEARDOWN = ["let_go", "release", "forget", "clear", "abandon", "give_up", "disca
 """Words beside detach, close, stop and reset that take something away; `remove` is what torch calls it of a hook."""
 
 
+def statements(tree: ast.Module) -> list[ast.AST]:
+    """Return the statements of a module, those inside others too, without the expressions, which are most of a tree."""
+    found: list[ast.AST] = [tree]
+    for node in found:
+        inner = ast.iter_child_nodes(node)
+        found += [each for each in inner if isinstance(each, ast.stmt | ast.ExceptHandler | ast.match_case)]
+    return found
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """A module: its path in the repository, its lines, and what they say."""
@@ -28,11 +37,12 @@ class Source:
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """Yield all classes, nested ones too."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in statements(self.tree) if isinstance(node, ast.ClassDef))
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         """Yield all functions and methods."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        functions = ast.FunctionDef | ast.AsyncFunctionDef
+        return (node for node in statements(self.tree) if isinstance(node, functions))
 
 
 @functools.cache
@@ -42,15 +52,15 @@ def tracked() -> tuple[str, ...]:
     return tuple(name for name in listed.split("\0") if name and not (ROOT / name).is_symlink())
 
 
-@functools.cache
-def sources(folder: str = "trainermon") -> tuple[Source, ...]:
-    """Return the Python modules below a folder of the repository."""
-    found = []
+def sources(folder: str = "trainermon") -> Iterator[Source]:
+    """Yield the Python modules below a folder of the repository.
+
+    None is kept: with all trees in memory, the collection of garbage takes three times as long as reading them again.
+    """
     for name in tracked():
         if name.startswith(f"{folder}/") and name.endswith(".py") and (ROOT / name).exists():
             text = (ROOT / name).read_text(encoding="utf-8")
-            found.append(Source(name, tuple(text.splitlines()), ast.parse(text)))
-    return tuple(found)
+            yield Source(name, tuple(text.splitlines()), ast.parse(text))
 
 
 def files_by_folder() -> dict[str, int]:
@@ -58,18 +68,23 @@ def files_by_folder() -> dict[str, int]:
     return collections.Counter(str(Path(name).parent) for name in tracked() if name.startswith("trainermon/"))
 
 
+@functools.cache
+def class_names() -> tuple[tuple[str, str], ...]:
+    """Return file and name of every class of the package."""
+    return tuple((source.path, node.name) for source in sources() for node in source.classes())
+
+
 def repeated_classes() -> dict[str, list[str]]:
     """Return, by name, the files of classes that are called the same; a leading underscore does not count."""
     files = collections.defaultdict(set)
-    for source in sources():
-        for node in source.classes():
-            files[node.name.lstrip("_")].add(source.path)
+    for path, name in class_names():
+        files[name.lstrip("_")].add(path)
     return {name: sorted(paths) for name, paths in files.items() if len(paths) > 1}
 
 
 def one_word_classes() -> tuple[int, int]:
     """Return how many classes have a name of one word, and how many there are."""
-    names = [node.name for source in sources() for node in source.classes()]
+    names = [name for _, name in class_names()]
     return sum(len(re.findall(r"[A-Z][a-z0-9]*", name)) <= 1 for name in names), len(names)
 
 

@@ -34,7 +34,8 @@ def file_of(name):
 
 
 def loads(path, package):
-    return any(name.split(".")[0] == package for name in imports_of(path, lazy=True))
+    """Whether a module imports a package anywhere; one that does not have the name is not parsed."""
+    return package in path.read_text() and any(name.split(".")[0] == package for name in imports_of(path, lazy=True))
 
 
 def of_mindspore():
