@@ -223,13 +223,23 @@ class StepLoop:
         if not self.steps.has_backward:
             return
         self._unseen.look_for_step()
-        if self.steps.is_thrown_away:
+        if self.steps.is_thrown_away or self._is_skipped_by_scaler():
             self._skipped()
 
     def _forward_has_mode(self, is_training: bool) -> None:  # noqa: FBT001  # a callback
         self.phases.forward_began(is_training)
         if is_training and self.taps.is_due:
             self.taps.collection.forward_begins(self._step.number)
+
+    def _is_skipped_by_scaler(self) -> bool:
+        """Return whether the step that is complete has no optimizer step as a loss scaler still looks for its scale.
+
+        Scripts may clear gradients later, between forward and backward, or in place. Waits for the device, at most once
+        a step, and only where a forward begins behind the step's last backward.
+        """
+        steps = self.steps
+        is_next = steps.in_float16 and steps.backward == steps.expected
+        return is_next and self.collector.any_nonfinite(self.taps.gradients)
 
     def _skipped(self) -> None:
         """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
