@@ -26,9 +26,9 @@ class Shows(nn.Module):
             self.kinds[name](tensor)
 
 
-def dumped(folder, values, task):
-    """Dump every kind made of `values`, and return the folder of the dump's only rank."""
-    tensors = {f"{name}_": tensor for name, tensor in every_kind(values).items()}
+def dumped(folder, values, task, kinds=every_kind):
+    """Dump all that `kinds` makes of `values`, and return the folder of the dump's only rank."""
+    tensors = {f"{name}_": tensor for name, tensor in kinds(values).items()}
     model = Shows(tensors)
     config = folder.with_suffix(".json")
     options = TASKS[task]

@@ -7,12 +7,16 @@ import pytest
 import torch
 from torch import nn
 
+from tests.tensor_kinds import cast, numbers
+from tests.tensor_pairs import Wrapped
 from trainermon import PrecisionDebugger
 from trainermon.dump.encode import tensor_form
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED, DumpInfo
+from trainermon.dump.files.tensor_files import save_tensor
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.statistics import TensorReadings
+from trainermon.dump.torch_tensors import checksum
 from trainermon.replay.replay import StepKeeper
 from trainermon.replay.state import same_bits
 from trainermon.statistics.kernel import moments
@@ -113,6 +117,29 @@ def test_bits_are_compared_in_every_layout(make):
     assert same_bits(make(values), make(values.clone()))
     assert not same_bits(make(values), make(other))
     assert not same_bits(make(values), make(moved))
+
+
+def freed(values):
+    """Return a tensor as FSDP leaves a parameter that is not gathered: with a shape, and without memory."""
+    values.untyped_storage().resize_(0)
+    return values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+def test_a_tensor_without_memory_is_refused_and_not_read(tmp_path, dtype):
+    """To read it would end the process of the training."""
+    for refused in (checksum, lambda tensor: save_tensor(tensor, tmp_path / "a.pt")):
+        with pytest.raises(ValueError, match="no memory of its own"):
+            refused(freed(cast(numbers(), dtype)))
+
+    form = tensor_form(tensor := freed(cast(numbers(), dtype)))
+    (error,) = TensorReadings().read([TensorLeaf("input.0", tensor, form)])
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("make", [lambda: freed(torch.ones(4)), lambda: Wrapped(torch.ones(4))])
+def test_bits_that_are_not_known_are_not_the_same(make):
+    assert not same_bits(make(), make())
 
 
 def test_a_value_that_json_does_not_know_costs_no_entry(tmp_path):

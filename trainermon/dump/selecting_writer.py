@@ -102,8 +102,13 @@ class SelectingWriter(DumpWriter):
 
     def _add_checksum(self, leaf: TensorLeaf) -> None:
         reading = leaf.form.reading
-        if reading is not None:
+        if reading is None:
+            return
+        try:
             reading.checksum = reading.checksum or self.tensors.checksum(leaf.tensor)
+        except (RuntimeError, TypeError, ValueError) as error:  # it costs its own checksum, not the entry
+            self.count_error(error)
+        if reading.checksum:
             # `md5` is where msprobe has, and looks for, a CRC-32
             leaf.form.add("crc32", reading.checksum)
             leaf.form.add("md5", reading.checksum)

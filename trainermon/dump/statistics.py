@@ -270,6 +270,6 @@ def _own(tensor: Tensor) -> Tensor:
     """Return a dense tensor with the elements of `tensor`; of a sparse one those that are stored, or a zero."""
     tensor = readable(tensor.detach())
     if not is_strided(tensor):
-        stored = readable(stored_elements(tensor))
+        stored = readable(stored_elements(tensor).detach())
         tensor = stored if stored.numel() else stored.new_zeros(1)
     return tensor

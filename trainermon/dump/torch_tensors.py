@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from trainermon.dump.debugger_config import TensorSlice
 from trainermon.dump.files.tensor_files import save_tensor, suffix_for
 from trainermon.dump.statistics import TensorReadings, has_elements
 from trainermon.statistics.crc32 import crc32
-from trainermon.statistics.layout import readable, untransformed
+from trainermon.statistics.layout import dense, untransformed
 
 
 class TorchTensors:
@@ -58,11 +57,12 @@ class TorchTensors:
 def checksum(tensor: Tensor) -> str:
     """Return the CRC-32 of a tensor's bytes in order, as 8 hexadecimal digits; waits for the device.
 
-    A tensor without elements or memory has that of no bytes. A DTensor counts with its local part.
+    A tensor without elements has that of no bytes, one with a shape alone "". A DTensor counts with its local part.
+
+    Raises:
+        RuntimeError: torch cannot read the tensor (its own error).
+        ValueError: The tensor has elements but no memory.
     """
     if not has_elements(tensor):
-        return f"{0:08x}"
-    tensor = readable(tensor.detach())
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    return f"{crc32(untransformed(tensor.cpu().contiguous().resolve_conj().resolve_neg())):08x}"
+        return ""
+    return f"{crc32(untransformed(dense(tensor).cpu().contiguous().resolve_conj().resolve_neg())):08x}"

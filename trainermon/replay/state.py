@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from trainermon.statistics.layout import parts_of
+from trainermon.statistics.layout import has_memory, parts_of
 
 # Of a Mersenne Twister in the memory of numpy or Python: 624 words, and the position among them.
 _WORDS = 624
@@ -316,12 +316,18 @@ def clone_buffers(model: nn.Module) -> list[KeptBuffer]:
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors of one dtype and shape are equal bit for bit, NaNs included. Waits for the device."""
+    """Return whether two tensors of one dtype and shape are equal bit for bit, NaNs included. Waits for the device.
+
+    False where one has no memory: its bits are not known.
+    """
     if left.dtype != right.dtype or left.layout is not right.layout or left.is_nested is not right.is_nested:
         return False
     parts, their_parts = parts_of(left.detach()), parts_of(right.detach())
     return all(
-        part.shape == their_part.shape and torch.equal(_bytes(part), _bytes(their_part))
+        part.shape == their_part.shape
+        and has_memory(part)
+        and has_memory(their_part)
+        and torch.equal(_bytes(part), _bytes(their_part))
         for part, their_part in zip(parts, their_parts, strict=True)
     )
 

@@ -61,7 +61,7 @@ def plain(tensor: Tensor) -> Tensor:
     values are seen; its count is twice the number of elements. A sparse tensor stays one: see `stored_elements`.
 
     Raises:
-        RuntimeError: torch cannot read the tensor (its own error).
+        RuntimeError, ValueError: As of `readable`.
     """
     tensor = readable(tensor)
     if tensor.is_complex() and tensor.layout is torch.strided:
@@ -74,15 +74,20 @@ def readable(tensor: Tensor) -> Tensor:
 
     A DTensor stands for its local shard, which costs no communication; a nested tensor for the elements of its
     components; a masked one has zeros where it is masked; one inside vmap or grad stands for the whole batch; a
-    quantized one for the numbers that it means; and see `decoded`. A sparse tensor stays one. A result of a functional
-    collective that is still in flight is waited for.
+    quantized one for the numbers that it means; and see `decoded`. A sparse tensor stays one, of its dtype. A result of
+    a functional collective that is still in flight is waited for.
 
     Raises:
         RuntimeError: torch cannot read the tensor (its own error).
+        ValueError: The tensor has elements but no memory: torch would read at address zero, and end the process.
     """
     if type(tensor) not in PLAIN_TYPES or tensor.is_nested:
         tensor = _unwrap(tensor)
     tensor = untransformed(tensor)
+    if tensor.layout is not torch.strided:
+        return tensor
+    if not has_memory(tensor):
+        raise no_memory(tensor)
     return decoded(tensor) if tensor.dtype in CODED else tensor
 
 
@@ -90,11 +95,12 @@ def dense(tensor: Tensor) -> Tensor:
     """Return a `readable` tensor with an element in memory for each position, zeros of a sparse one among them.
 
     Raises:
-        RuntimeError: torch cannot read the tensor (its own error).
+        RuntimeError, ValueError: As of `readable`.
     """
     tensor = readable(tensor.detach())
     if tensor.layout is torch.strided:
         return tensor
+    tensor = _coalesced(tensor) if tensor.layout is torch.sparse_coo else tensor
     try:
         return tensor.to_dense()
     except RuntimeError:  # not all types can be laid out as they are
@@ -126,6 +132,14 @@ class OtherDeviceError(ValueError):
 
     def __init__(self, found: torch.device, expected: torch.device) -> None:
         super().__init__(f"tensor is on {found}, expected the device of the rows: {expected}")
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether a strided tensor has no element, or memory that holds them, or is a meta tensor. 0.1 us.
+
+    A wrapper subclass has none, nor has a parameter whose storage FSDP has freed.
+    """
+    return not tensor.numel() or tensor.is_meta or bool(tensor.data_ptr())
 
 
 def no_memory(tensor: Tensor) -> ValueError:
@@ -173,7 +187,20 @@ def stored_elements(tensor: Tensor) -> Tensor:
     """
     if tensor.is_nested:
         return nested_elements(tensor)
-    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return _coalesced(tensor).values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def _coalesced(tensor: Tensor) -> Tensor:
+    """Return a COO tensor with each position once; float64 of types whose elements torch does not add up."""
+    try:
+        return tensor.coalesce()
+    except NotImplementedError:
+        values = tensor._values()
+        values = (
+            decoded(values.unsqueeze(-1) if values.dtype is _FLOAT4 else values) if values.dtype in CODED else values
+        )
+        sizes = (*tensor.shape[: tensor.sparse_dim()], *values.shape[1:])
+        return torch.sparse_coo_tensor(tensor._indices(), values.double(), sizes).coalesce()
 
 
 def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -187,7 +214,7 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
         sizes = tensor.offsets() if tensor.layout is torch.jagged else tensor._nested_tensor_size()  # type: ignore[attr-defined]
         return nested_elements(tensor), sizes
     if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()
+        tensor = _coalesced(tensor)
         return tensor.values(), tensor.indices()
     is_by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     if is_by_row:

@@ -25,7 +25,15 @@ from torch import Tensor
 from trainermon.core.native.library import library_or_none
 from trainermon.core.private_files import open_private
 from trainermon.statistics.crc32 import crc32
-from trainermon.statistics.layout import PLAIN_TYPES, UNCOUNTED, readable, untransformed
+from trainermon.statistics.layout import (
+    PLAIN_TYPES,
+    UNCOUNTED,
+    has_memory,
+    is_strided,
+    no_memory,
+    readable,
+    untransformed,
+)
 
 _STORAGES = {
     torch.float32: "FloatStorage",
@@ -79,8 +87,11 @@ def save_tensor(tensor: Tensor, path: Path | str) -> int:
         OSError: The file cannot be written.
         TypeError: A subclass keeps its elements in other tensors.
         RuntimeError: torch cannot read the tensor.
+        ValueError: The tensor has elements but no memory.
     """
     dense = tensor = untransformed(tensor)
+    if type(tensor) in PLAIN_TYPES and is_strided(tensor) and not has_memory(tensor):
+        raise no_memory(tensor)
     if not _is_dense(tensor):
         tensor = _local(tensor)
         if tensor.layout is not torch.strided:
