@@ -72,3 +72,16 @@ def test_of_two_that_both_have_hooks_both_are_named(mode, tmp_path):
 
     (cause,) = causes_of(compared(tmp_path, mode))
     assert "; or in Module.layers.1." in cause.words
+
+
+@every_mode
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_tied_weight_is_not_to_blame_for_what_its_other_use_was_given(mode, level, tmp_path):
+    models = [build("language") for _ in range(2)]
+    for model in models:
+        model.head.weight = model.embed.weight
+    models[0].layers[1].down.register_full_backward_hook(scales_back(1.05))
+    for model, side in zip(models, ("target", "golden"), strict=True):
+        record(tmp_path / side, model, level=level)
+
+    assert [call.key for call in compared(tmp_path, mode).blamed] == ["Module.layers.1.down.Linear.backward.0"]

@@ -375,7 +375,7 @@ class CallFlow:
                 continue
             if ours.shape != theirs.shape and ours.is_tensor and theirs.is_tensor:
                 facts.is_mispaired = True
-            if call.direction == BACKWARD:
+            if is_gradient:
                 self._share(call, ours, theirs, is_handed=(value_of(ours) in passed, value_of(theirs) in their_passed))
             self._dtypes.add(ours.dtype)
             self._dtypes.add(theirs.dtype)
@@ -393,7 +393,7 @@ class CallFlow:
         return facts
 
     def _share(self, call: DumpCall, ours: DumpRow, theirs: DumpRow, *, is_handed: tuple[bool, bool]) -> None:
-        """Register a row of a backward that both sides have."""
+        """Register a row of a backward, or of gradients of parameters, that both sides have."""
         if ours.state == INPUT:
             self._shared.add_taken(ours, theirs)
         elif ours.state == OUTPUT:
