@@ -125,3 +125,16 @@ def test_lists_and_mistakes_are_given_to_programs_too(tmp_path: Path, capsys: py
     found = json.loads(capsys.readouterr().out)
     assert [mistake["path"] for mistake in found["mistakes"]] == ["severity", "on.statistic"]
     assert found["rules"] == 1
+
+
+def test_every_mistake_of_a_rule_is_under_the_name_that_it_has_in_the_file(tmp_path, capsys):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "rules:\n- {name: Bad Name, severity: wrong, on: {kind: loss, statistic: mean}, when: {x: 1}, summary: s}\n"
+    )
+
+    main(["rules", "check", str(rules)])
+
+    said = "".join(capsys.readouterr())
+    assert said.count("rule 'Bad Name': ") == 3
+    assert "'any'" not in said

@@ -284,15 +284,17 @@ def _rule_or_mistakes(entry: Any, source: Path, number: int) -> AlertRule | list
     read = _contained(_read_rule, entry, source, number)
     if isinstance(read, AlertRule) or not isinstance(entry, Mapping):
         return [read] if isinstance(read, RuleError) else read
-    return every_mistake(lambda left: _read_rule(left, source, number), entry, _SOUND, _UNSURE)
+    return every_mistake(lambda left: _read_rule(left, source, number, called=entry), entry, _SOUND, _UNSURE)
 
 
-def _read_rule(entry: Any, source: Path, number: int) -> AlertRule:
-    name = entry.get("name") if isinstance(entry, Mapping) else None
-    called = repr(name[:MAX_NAME]) if isinstance(name, str) and name else f"number {number}"
-    node = DocumentNode(entry, _RULE_KEYS, where=f"{source}: rule {called}")
+def _read_rule(entry: Any, source: Path, number: int, *, called: Any = None) -> AlertRule:
+    """Return the rule in `entry`; errors name it as `called` does, the entry as it was before any was left out."""
+    named = entry if called is None else called
+    name = named.get("name") if isinstance(named, Mapping) else None
+    label = repr(name[:MAX_NAME]) if isinstance(name, str) and name else f"number {number}"
+    node = DocumentNode(entry, _RULE_KEYS, where=f"{source}: rule {label}")
     if not _NAME.fullmatch(node.text("name")):
-        raise node.fail("name", f"found {called}, expected lower case words joined by hyphens, such as 'loss-spike'")
+        raise node.fail("name", f"found {label}, expected lower case words joined by hyphens, such as 'loss-spike'")
     if len(node.text("name")) > MAX_NAME:
         raise node.fail("name", f"found {len(node.text('name'))} characters, expected at most {MAX_NAME}")
     keep = node.child("keep", ("steps", "score")) if "keep" in node else None
