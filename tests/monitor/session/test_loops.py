@@ -329,3 +329,29 @@ def test_a_set_monitor_that_failed_can_be_tried_again(places, monkeypatch):
 
     monitor.set_monitor(model, optimizer)
     monitor.close()
+
+
+@pytest.mark.parametrize("is_recorded_again", [False, True])
+def test_a_loss_recorded_before_the_first_of_two_backwards_is_that_of_the_step(places, is_recorded_again):
+    """As in SAM, whose first gradients are used and cleared before the optimizer's step."""
+    expected = []
+
+    def loop(model, optimizer, monitor):
+        for _ in range(STEPS):
+            x = torch.randn(8, 4)
+            for attempt in range(2):
+                loss = model.loss(x) + attempt
+                if attempt == 0 or is_recorded_again:
+                    monitor.record(loss=loss)
+                    recorded = loss.item()
+                loss.backward()
+                if attempt == 0:
+                    optimizer.zero_grad()
+            expected.append(recorded)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    watched(loop)
+
+    journal = RankJournal(only_spool(places[0]))
+    assert [journal.of(step, Kind.LOSS)["loss"].max for step in range(STEPS)] == pytest.approx(expected)

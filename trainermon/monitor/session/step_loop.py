@@ -242,10 +242,14 @@ class StepLoop:
         return is_next and self.collector.any_nonfinite(self.taps.gradients)
 
     def _skipped(self) -> None:
-        """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
-        if not self.steps.in_float16:
+        """Drop what was taken: the script has thrown its gradients away without an optimizer step.
+
+        What it has recorded belongs to the step that comes of it, unless a loss scaler skips that attempt.
+        """
+        is_attempt = self.steps.in_float16
+        if not is_attempt:
             self._check.check_without_step()
-        self.collector.reset_step()
+        self.collector.reset_step(but=frozenset() if is_attempt else self.values.recorder.filed)
         self._start_counting()
         self._dumps.replays.reset()
 
