@@ -167,7 +167,7 @@ def test_a_call_on_one_side_only_is_shown_before_steps_that_agree(tmp_path, caps
     assert main(["compare", str(tmp_path / "ours"), str(tmp_path / "theirs")]) == 0
 
     out = capsys.readouterr().out
-    assert "rows differ by no more than rounding, but 2 rows are on one side only" in out
+    assert "rows have equal statistics, but 2 rows are on one side only" in out
     assert "target    " in out
     assert f"{tmp_path}/ours/step1/rank0" in out
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.analysis.compare.small_models import build, record
 from trainermon.analysis.compare import compare
 from trainermon.analysis.compare.answer.summary import (
     RESULTS,
@@ -241,3 +242,20 @@ def test_an_input_that_was_only_rounded_to_another_type_explains_no_wrong_result
     found = compared(tmp_path, ours, theirs)
 
     assert [key for key, _ in found.blamed] == [LINEAR]
+
+
+@pytest.mark.parametrize(
+    ("result", "words"), [(1.0, "have equal statistics"), (1.0 + 1e-7, "differ by no more than rounding")]
+)
+def test_rows_that_agree_are_said_to_be_equal_or_apart_by_rounding(result, words, tmp_path):
+    found = compared(tmp_path, linear(result=result), linear())
+
+    assert found.headline.startswith(f"The dumps agree: 3 rows {words}")
+
+
+def test_tensors_that_are_equal_are_said_to_be(tmp_path):
+    for side in ("target", "golden"):
+        record(tmp_path / side, build("table"))
+    (comparison,) = compare(tmp_path / "target", tmp_path / "golden")
+
+    assert "rows are equal" in summarise(comparison).headline

@@ -63,10 +63,17 @@ def without_blame(comparison: Comparison) -> str:
         return f"Nothing could be compared: {why}."
     lone = f", but {counts[UNMATCHED]:,} rows are on one side only{_lone_tensor(comparison)}"
     missing = lone if counts[UNMATCHED] else ""
-    agreed = f"{counts[PASS]:,} rows differ by no more than rounding{missing}{_signs(comparison)}{_remark(comparison)}."
+    agreed = f"{_passed(comparison, counts[PASS])}{missing}{_signs(comparison)}{_remark(comparison)}."
     if untold:
         return f"{_not_compared(untold)}; of the others, {agreed}"
     return f"The dumps agree{' as far as they go' if comparison.gaps or counts[NOT_COMPARED] else ''}: {agreed}"
+
+
+def _passed(comparison: Comparison, number: int) -> str:
+    """Return how far the rows that pass are apart: not at all, or by rounding."""
+    if any(row.result == PASS and row.difference.relative for row in comparison.rows()):
+        return f"{number:,} rows differ by no more than rounding"
+    return f"{number:,} rows {'have equal statistics' if comparison.mode is Mode.STATISTICS else 'are equal'}"
 
 
 def _lone_tensor(comparison: Comparison) -> str:
