@@ -146,6 +146,7 @@ def test_the_summary_ends_with_the_diagnosis_of_a_dump(make_run):
 
     said = summarise(run.output, diagnose=("echo", "first bad module h.3"))
     failed = summarise(run.output, diagnose=("false",))
+    assert f"page       trainermon serve {run.output}\n" in said
 
     assert said.endswith(f"\nfirst bad module h.3 {run.output}\n")
     assert "dumps/a1/attempt1/step7" in said

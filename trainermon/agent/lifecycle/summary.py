@@ -28,6 +28,7 @@ def summarise(run_dir: Path, *, diagnose: tuple[str, ...] = (sys.executable, "-m
         *_described("alerts", merge_ranks(alerts)),
         *(_described("reports", reports) if reports else ()),
         *_described("dumps", dumps),
+        f"page       trainermon serve {run_dir}",
         f'query      trainermon query {run_dir} "SELECT * FROM steps"',  # noqa: S608 - shown, not run
     ]
     text = "\n".join(lines) + "\n"
