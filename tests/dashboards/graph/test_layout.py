@@ -184,3 +184,37 @@ def test_many_lines_into_a_box_are_one_with_a_count(page: Page, tmp_path: Path) 
 
     assert found["wires"] == [[19, 20]]  # from the last, for all
     assert found["near"] == [1] * 20  # next to the selection each is drawn
+
+
+TITLES_DRAWN = """async (camera) => {
+    const { draw } = await import('/graph/canvas.js');
+    const context = document.createElement('canvas').getContext('2d');
+    const drawn = [];
+    context.fillText = (text, x, y) => drawn.push([text, x, y]);
+    const look = { kind: 'text', fill: '#000', halo: '#fff', isBold: true };
+    const frame = (x, y, width, height, text) => (
+        { ...look, text, x: x + 10, y: y + 20, frame: { x, y, width, height } });
+    const shapes = [
+        frame(0, 0, 400, 1000, 'outer'), frame(20, 40, 300, 300, 'above'), frame(20, 400, 300, 500, 'inner')];
+    draw(context, shapes, camera, { width: 400, height: 200, font: 'sans-serif' });
+    return drawn;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("top", "titles"),
+    [
+        (0, ["outer", "above"]),
+        (100, ["outer", "above"]),
+        (350, ["inner", "outer"]),  # those at their own place first
+        (600, ["outer", "inner"]),
+        (940, ["outer"]),
+        (1001, []),
+    ],
+)
+def test_the_title_of_a_frame_stays_in_view_as_long_as_the_frame_does(top: int, titles: list[str], page: Page) -> None:
+    drawn = page.evaluate(TITLES_DRAWN, {"x": 200, "y": top + 100, "zoom": 1})
+
+    assert [text.removeprefix("\u203a ") for text, _, _ in drawn] == titles
+    assert all(top < y < top + 200 for _, _, y in drawn)
+    assert len({(x, y) for _, x, y in drawn}) == len(drawn)

@@ -1,8 +1,9 @@
 // Draws a list of shapes onto a canvas: only what is in view, and labels only where they can be read. Titles of frames stay
-// readable, as far as they have room, so that one sees from afar what is where.
+// readable, as far as they have room, so that one sees from afar what is where; and in view as long as their frame is, so that
+// one sees from near what is around.
 
-/** @import { Camera } from "./types.js" */
-/** @import { Shape } from "./scene.js" */
+/** @import { Box, Camera } from "./types.js" */
+/** @import { Shape, TextShape } from "./scene.js" */
 
 const READABLE = 5.5;
 const FONT_SIZE = 12.5;
@@ -27,6 +28,8 @@ export function draw(context, shapes, camera, { width, height, font }) {
   const size = showsText ? FONT_SIZE : FRAME_TITLE / zoom;
   /** @type {{x: number, y: number, end: number}[]} */
   const titles = [];
+  /** @type {TextShape[]} */
+  const beyond = [];
   for (const shape of shapes) {
     if (shape.kind === "rect") {
       if (shape.x > right || shape.y > bottom || shape.x + shape.width < left || shape.y + shape.height < top) continue;
@@ -35,6 +38,8 @@ export function draw(context, shapes, camera, { width, height, font }) {
       const [x0, y0, , , , , x1, y1] = shape.points;
       if (Math.min(y0, y1) > bottom || Math.max(y0, y1) < top || Math.min(x0, x1) - 400 > right || Math.max(x0, x1) + 400 < left) continue;
       drawPath(context, shape);
+    } else if (shape.frame && isBeyond(shape, shape.frame, { left, top, right, bottom }, size)) {
+      beyond.push(shape);
     } else if ((showsText || shape.isBold) && shape.y > top && shape.y - size < bottom && shape.x < right) {
       context.font = fontOf(font, shape.isBold, size);
       if (!showsText) {
@@ -45,7 +50,44 @@ export function draw(context, shapes, camera, { width, height, font }) {
       drawText(context, shape, (HALO * size) / FONT_SIZE);
     }
   }
+  drawPinned(context, beyond, { left, top }, { font, size });
   context.restore();
+}
+
+/**
+ * Whether a frame is in view, and its title is not.
+ * @param {TextShape} title
+ * @param {Box} box
+ * @param {{left: number, top: number, right: number, bottom: number}} view
+ * @param {number} size - of the letters
+ */
+function isBeyond({ x, y }, box, { left, top, right, bottom }, size) {
+  const isSeen = box.x < right && box.y < bottom && box.x + box.width > left + 4 * size && box.y + box.height > top + 4 * size;
+  return isSeen && (y - size < top || x < left);
+}
+
+/**
+ * Titles of frames that began above or left of what is in view: in a line on its edge, outer ones before inner ones.
+ * @param {CanvasRenderingContext2D} context
+ * @param {TextShape[]} titles
+ * @param {{left: number, top: number}} view
+ * @param {{font: string, size: number}} letters
+ */
+function drawPinned(context, titles, { left, top }, { font, size }) {
+  context.font = fontOf(font, true, size);
+  let end = left;
+  for (const title of titles) {
+    const isBehind = end > left && title.x < end + size;
+    const text = isBehind ? `› ${title.text}` : title.text;
+    const x = Math.max(title.x, end + size / 2);
+    const y = Math.max(title.y, top + 1.5 * size);
+    end = x + context.measureText(text).width;
+    context.fillStyle = title.halo ?? "";
+    context.beginPath();
+    context.roundRect(x - size / 2, y - 1.1 * size, end - x + size, 1.5 * size, size / 4);
+    context.fill();
+    drawText(context, { ...title, text, x, y }, (HALO * size) / FONT_SIZE);
+  }
 }
 
 /**

@@ -5,7 +5,7 @@ import { TITLE } from "./layout.js";
 
 /** @import { Box, Graph, Look, Wire } from "./types.js" */
 /** @typedef {{kind: "rect", x: number, y: number, width: number, height: number, fill: string, stroke: string, thick?: number, dashed?: boolean, radius: number}} RectShape */
-/** @typedef {{kind: "text", x: number, y: number, text: string, fill: string, isBold?: boolean, halo?: string}} TextShape - `halo` keeps lines off it */
+/** @typedef {{kind: "text", x: number, y: number, text: string, fill: string, isBold?: boolean, halo?: string, frame?: Box}} TextShape - `halo` keeps lines off it; `frame`: the open box whose title it is */
 /** @typedef {{kind: "path", points: number[], stroke: string, thick: number, dashed: boolean}} PathShape */
 /** @typedef {RectShape | TextShape | PathShape} Shape */
 
@@ -134,7 +134,7 @@ function titleShapes(graph, box, { palette, hasNote }) {
   const fill = palette[verdict > VERDICT.warning ? TONES[verdict] : isFaint ? "muted" : "ink"];
   const halo = box.isOpen ? palette[box.isGroup ? "page" : "plot"] : undefined;
   /** @type {Shape} */
-  const title = { kind: "text", x: box.x + 10, y: baseline, text: `${mark ? `${mark} ` : ""}${box.label}${times}`, fill, isBold: box.isOpen, halo };
+  const title = { kind: "text", x: box.x + 10, y: baseline, text: `${mark ? `${mark} ` : ""}${box.label}${times}`, fill, isBold: box.isOpen, halo, frame: box.isOpen ? box : undefined };
   if (box.isGroup || !hasNote(box.node)) return [title];
   return [title, { kind: "text", x: box.x + box.width - 8, y: box.y + 6, text: "✎", fill: palette.accent, halo: palette.plot }];
 }
