@@ -10,7 +10,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
@@ -24,7 +23,8 @@ from trainermon.analysis.compare.noise import (
     size_of,
     sums_up,
 )
-from trainermon.analysis.compare.verdicts import Compared, worst
+from trainermon.analysis.compare.shared_gradients import SharedGradients, above
+from trainermon.analysis.compare.verdicts import Compared, TensorError, worst
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
@@ -50,20 +50,6 @@ def is_comparable(ours: DumpRow, theirs: DumpRow) -> bool:
     return ours.dtype == theirs.dtype or (not roundoff((ours,))) == (not roundoff((theirs,)))
 
 
-class TensorError(NamedTuple):
-    """How far one tensor of a call is from the golden dump's.
-
-    Attributes:
-        item: The target's row.
-        golden: The golden row.
-        size: The difference relative to the tensor's size; NaN: one side alone is not finite.
-    """
-
-    item: DumpRow
-    golden: DumpRow
-    size: float
-
-
 @dataclass(slots=True)
 class CallFacts:
     """What is known of one call that both dumps have, before it is judged.
@@ -83,109 +69,6 @@ class CallFacts:
     after: float = 0.0
     unit: float = 0.0
     is_mispaired: bool = False
-
-
-def above(key: str, parents: Mapping[str, str]) -> Iterator[str]:
-    """Yield the keys of the calls around the call `key`, innermost first.
-
-    `parents` has the key of the enclosing call, by the call's key.
-    """
-    around = parents.get(key)
-    while around is not None:
-        yield around
-        around = parents.get(around)
-
-
-class SharedGradients:
-    """Finds, on both sides, all backward calls that contribute to one gradient, which is the sum of their results.
-
-    `parents` has the key of the enclosing call, by the call's key. A module and a call within it that return the same
-    gradient contribute once.
-    """
-
-    def __init__(self, parents: Mapping[str, str]) -> None:
-        self._parents = parents
-        self._consumers: dict[Value | None, list[str]] = defaultdict(list)
-        self._handed: dict[Value | None, list[str]] = defaultdict(list)
-        self._theirs: dict[Value | None, list[str]] = defaultdict(list)
-        self._their_handed: dict[Value | None, list[str]] = defaultdict(list)
-        self._taken: set[tuple[Value | None, Value | None]] = set()
-
-    def add(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
-        """Register that `item` is a result of the target's backward call `key`.
-
-        `is_handed`: the call was given the same tensor and passed it on.
-        """
-        (self._handed if is_handed else self._consumers)[value_of(item)].append(key)
-
-    def add_theirs(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
-        """Register the same of the golden partner of the backward call `key`."""
-        (self._their_handed if is_handed else self._theirs)[value_of(item)].append(key)
-
-    def add_taken(self, ours: DumpRow, theirs: DumpRow) -> None:
-        """Register what a backward call was given on either side."""
-        self._taken.add((value_of(ours), value_of(theirs)))
-
-    def consumers(self, item: DumpRow) -> Sequence[str]:
-        """Return the keys of the backward calls that have the gradient `item` among their results.
-
-        () if none or not known.
-        """
-        value = value_of(item)
-        return self._consumers.get(value, ()) if value else ()
-
-    def handed(self, item: DumpRow) -> Sequence[str]:
-        """Return the keys of the modules' backwards that were given the gradient `item` and returned it unchanged."""
-        value = value_of(item)
-        handed = self._handed.get(value, ()) if value is not None else ()
-        return [key for key in handed if key.startswith(f"{MODULE}.")]  # a function does nothing to what it hands on
-
-    def num_terms(self, key: str, error: TensorError) -> tuple[int, int]:
-        """Return of how many backward calls a result of `key` is the sum: (in the target, in the golden dump).
-
-        Both are the same where it is one sum, whatever each call shows of it: it is what a later backward was given on
-        both sides, and calls that show another value on one side are within or around those that show it.
-        """
-        ours, theirs = value_of(error.item), value_of(error.golden)
-        of_ours, of_theirs = self._consumers.get(ours, ()), self._theirs.get(theirs, ())
-        if not ours or not theirs or key not in of_theirs:
-            return 1, 1
-        all_ours = [*of_ours, *self._handed.get(ours, ())]
-        all_theirs = [*of_theirs, *self._their_handed.get(theirs, ())]
-        if (ours, theirs) in self._taken and self._covers(all_ours, of_theirs) and self._covers(all_theirs, of_ours):
-            return 1, 1
-        return self._num_innermost(of_ours), self._num_innermost(of_theirs)
-
-    def are_unlike(self, error: TensorError) -> bool:
-        """Return whether unlike numbers of backward calls have a gradient among their results, on both sides some."""
-        of_ours = self._consumers.get(value_of(error.item), ())
-        of_theirs = self._theirs.get(value_of(error.golden), ())
-        return bool(of_ours and of_theirs) and self._num_innermost(of_ours) != self._num_innermost(of_theirs)
-
-    def changers(self, error: TensorError) -> list[str]:
-        """Return which modules change what a call within them passes back, before it is added to a gradient.
-
-        These add to it, and in the golden dump, too, those calls, of which the target shows what they alone add.
-        """
-        ours = self._consumers.get(value_of(error.item), ())
-        theirs = self._theirs.get(value_of(error.golden), ()) if value_of(error.golden) else ()
-        lost = {each for key in theirs if key not in ours for each in above(key, self._parents)}
-        return [key for key in ours if key in lost and not any(key in above(one, self._parents) for one in ours)]
-
-    def _covers(self, keys: Sequence[str], others: Sequence[str]) -> bool:
-        """Return whether each of the calls `others` is one of `keys`, or within or around one of them."""
-        within = {each for key in keys for each in above(key, self._parents)}
-        return all(
-            other in keys or other in within or any(each in keys for each in above(other, self._parents))
-            for other in others
-        )
-
-    def _num_innermost(self, keys: Sequence[str]) -> int:
-        """Return how many of the calls `keys` are around none of the others."""
-        if len(keys) < 2:
-            return len(keys)
-        around = {each for key in keys for each in above(key, self._parents)}
-        return sum(key not in around for key in keys)
 
 
 class CallFlow:
@@ -304,6 +187,10 @@ class CallFlow:
         """Return the keys of the backward calls whose results add up to the gradient `item`."""
         return self._shared.consumers(item)
 
+    def uses(self, item: DumpRow) -> Sequence[str]:
+        """Return the keys of the parameters' entries that have the gradient `item`: a tied weight has several."""
+        return self._shared.uses(item)
+
     def awaits(self, item: DumpRow, key: str, judged: Set[str]) -> bool:
         """Return whether a backward that is not among those `judged` adds to a gradient: so it was not given it.
 
@@ -336,9 +223,9 @@ class CallFlow:
         last, behind = self._behind_makers({key: position for position, key in enumerate(keys) if key is not None})
         for position, key in enumerate(keys):
             position = last.get(key, position) if key is not None else position
-            for above in self.above(key) if key is not None else ():
-                if last.get(above, position) < position:
-                    last[above] = position
+            for around in self.above(key) if key is not None else ():
+                if last.get(around, position) < position:
+                    last[around] = position
         inner = [self.inner[key] if key is not None else 0 for key in keys]
         ends = [last[key] if key is not None else at for at, key in enumerate(keys)]
         late = [key is not None and f".{PARAMETERS_GRAD}." in key for key in keys]
@@ -394,7 +281,9 @@ class CallFlow:
 
     def _share(self, call: DumpCall, ours: DumpRow, theirs: DumpRow, *, is_handed: tuple[bool, bool]) -> None:
         """Register a row of a backward, or of gradients of parameters, that both sides have."""
-        if ours.state == INPUT:
+        if call.direction == PARAMETERS_GRAD:
+            self._shared.add_use(call.key, ours)
+        elif ours.state == INPUT:
             self._shared.add_taken(ours, theirs)
         elif ours.state == OUTPUT:
             self._shared.add(call.key, ours, is_handed=is_handed[0])

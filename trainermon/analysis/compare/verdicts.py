@@ -50,6 +50,20 @@ class ResultRow(NamedTuple):
     messages: tuple[str, ...] = ()
 
 
+class TensorError(NamedTuple):
+    """How far one tensor of a call is from the golden dump's.
+
+    Attributes:
+        item: The target's row.
+        golden: The golden row.
+        size: The difference relative to the tensor's size; NaN: one side alone is not finite.
+    """
+
+    item: DumpRow
+    golden: DumpRow
+    size: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
     """The result of comparing one call: its rows, how far they are apart, and whether it is to blame.

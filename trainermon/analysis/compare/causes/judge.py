@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.causes.literals import LiteralFinder
 from trainermon.analysis.compare.causes.premises import has_nan_backward, has_other_input, other_weights
-from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError
+from trainermon.analysis.compare.flow import CallFacts, CallFlow
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.merging.buffers import fills
@@ -45,6 +45,7 @@ from trainermon.analysis.compare.verdicts import (
     JudgedCall,
     Measure,
     ResultRow,
+    TensorError,
     TypePairs,
     most_severe,
     row_of,
@@ -276,14 +277,12 @@ class CallJudge:
         error = self._flow.forward_error(call)
         if call.direction == PARAMETERS_GRAD:
             error = worst(error, self._flow.gradient_error(call))
-        around = {call.key, *self._flow.above(call.key)}
-        for each in made:
-            for key in self._flow.consumers(each.item):
-                if key in around:
-                    continue
-                error = worst(error, self._flow.given_error(key))
-                if not self._flow.is_within(key, call.key):
-                    error = worst(error, self._flow.own_error(key))
+        sharing = self._flow.uses if call.direction == PARAMETERS_GRAD else self._flow.consumers
+        others = {key for each in made for key in sharing(each.item)} - {call.key, *self._flow.above(call.key)}
+        for key in others:
+            error = worst(error, self._flow.given_error(key))
+            if not self._flow.is_within(key, call.key):
+                error = worst(error, self._flow.own_error(key))
         return error
 
     def _expected(self, call: DumpCall, golden: DumpCall, before: float, floor: float) -> float:

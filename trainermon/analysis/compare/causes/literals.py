@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Iterator
 
-from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError, are_plain
+from trainermon.analysis.compare.flow import CallFacts, CallFlow, are_plain
 from trainermon.analysis.compare.items import DumpCall
 from trainermon.analysis.compare.noise import PLAIN
+from trainermon.analysis.compare.verdicts import TensorError
 from trainermon.dump.files.records import FORWARD
 
 _MAX_DIGITS = 4

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from trainermon.analysis.compare.flow import CallFlow, TensorError
+from trainermon.analysis.compare.flow import CallFlow
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, DumpRow, Value, value_of
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.noise import is_product, is_sparse, least_rounding, roundoff, roundoff_of, takes_weight
-from trainermon.analysis.compare.verdicts import TypePairs
+from trainermon.analysis.compare.verdicts import TensorError, TypePairs
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 
