@@ -283,24 +283,16 @@ def rows_of_entry(value: Mapping[str, Any], direction: str) -> list[DumpRow]:
             if isinstance(forms, list) and forms:
                 _add(items, forms[0], name, OUTPUT)
         return items
-    _add_positional(items, value.get("input_args", value.get("input")), INPUT)
-    _add_named(items, value.get("input_kwargs"), INPUT, INPUT)
-    _add_named(items, value.get("parameters"), PARAMETERS, PARAMETERS)
-    _add_positional(items, value.get("output"), OUTPUT)
-    _add_named(items, value.get("output_kwargs"), OUTPUT if direction == BACKWARD else INPUT, OUTPUT)
+    for forms, word, state in (
+        (value.get("input_args", value.get("input")), INPUT, INPUT),
+        (value.get("input_kwargs"), INPUT, INPUT),
+        (value.get("parameters"), PARAMETERS, PARAMETERS),
+        (value.get("output"), OUTPUT, OUTPUT),  # a list, or of a named tuple an object
+        (value.get("output_kwargs"), OUTPUT if direction == BACKWARD else INPUT, OUTPUT),
+    ):
+        if forms:
+            _add(items, forms, word, state)
     return items
-
-
-def _add_positional(items: list[DumpRow], forms: Any, state: str) -> None:
-    if isinstance(forms, list):
-        for index, form in enumerate(forms):
-            _add(items, form, f"{state}.{index}", state)
-
-
-def _add_named(items: list[DumpRow], forms: Any, word: str, state: str) -> None:
-    if isinstance(forms, dict):
-        for name, form in forms.items():
-            _add(items, form, f"{word}.{name}", state)
 
 
 def _add(items: list[DumpRow], form: Any, place: str, state: str) -> None:
