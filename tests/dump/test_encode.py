@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from tests.core.environment.secret_kinds import NAMES, WORDS
 from tests.strategies import fixed
 from trainermon.dump.encode import encode, encode_output, tensor_form
+from trainermon.dump.files.records import UNSEEN
 from trainermon.dump.forms import MAX_ITEMS, LaterText, TensorReading, json_text
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
 from trainermon.statistics.kernel import kernel_name, write, write_single
@@ -254,3 +256,43 @@ def test_what_stands_in_several_entries_is_the_same_text_in_each():
     shared = LaterText(value)
 
     assert json_text({"first": shared, "second": [shared]}) == json.dumps({"first": value, "second": [value]})
+
+
+class Slotted:
+    __slots__ = ("__hidden", "size", "unset")
+
+    def __init__(self, hidden):
+        self.__hidden, self.size = hidden, 3
+
+
+class Keeping:
+    def __init__(self, **kept):
+        vars(self).update(kept)
+
+
+def test_what_an_object_of_any_class_keeps_is_told_where_it_holds_tensors():
+    tensor = torch.ones(2)
+    layer = Keeping(keys=tensor, size=3, config=Keeping(name="small"))
+    cache = Keeping(layers=[layer, layer], empty=[], module=torch.nn.Linear(2, 2), owner=layer)
+    vars(layer).update(owner=cache)
+
+    assert slots(Slotted(tensor)) == ["input.0._Slotted__hidden"]
+    assert slots(cache) == ["input.0.layers.0.keys"]
+    assert slots({"cache": [Keeping(state=(tensor, None))]}) == ["input.0.cache.0.state.0"]
+    assert slots(collections.deque([tensor])) == ["input.0.0"]
+    assert slots({0: tensor}.values()) == ["input.0.0"]
+    for none in (Keeping(size=3), Keeping, Keeping(module=torch.nn.Linear(2, 2)), torch, lambda: tensor):
+        assert encode(none, "input.0", []) is None
+
+
+def test_what_cannot_be_looked_at_is_told():
+    tensor = torch.ones(2)
+    deep: Any = tensor
+    for _ in range(20):
+        deep = [deep]
+    many = Keeping(objects=[Keeping(tensor=tensor) for _ in range(MAX_ITEMS)])
+
+    for value, kind in (({tensor}, "set"), (iter([tensor]), "list_iterator")):
+        assert encode(Keeping(inside=value), "output.0", []) == {"inside": {"type": kind, "value": UNSEEN}}
+    assert json.dumps(encode(deep, "output.0", [])).strip("[]") == json.dumps({"type": "list", "value": UNSEEN})
+    assert encode(many, "output.0", [])["objects"][-1] == {"type": "Keeping", "value": UNSEEN}

@@ -14,36 +14,52 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trainermon.core.environment.secrets import clean_argument
-from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
+from trainermon.dump.forms import (
+    MAX_DEPTH,
+    MAX_ITEMS,
+    TensorForm,
+    TensorLeaf,
+    form_head,
+    named_items,
+    object_form,
+    ordered_items,
+    unseen,
+)
 from trainermon.statistics.layout import PLAIN_TYPES, is_masked, nested_elements
 
 _STRIDED = torch.strided
 _TENSOR, _DTENSOR = "torch.Tensor", "torch.distributed.tensor.DTensor"
 
 
-def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
+def encode(
+    value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH, entered: set[int] | None = None
+) -> Any:
     """Return what stands for `value` in dump.json (see `forms.json_text`), and append every tensor inside to `leaves`.
 
     A tensor becomes a `TensorForm`, which has no statistics yet; a scalar a dict of its type and value (a text without
-    secrets); a container stays one. Types that msprobe does not know become None; containers are cut after 1 024 items
-    or 16 levels. `slot` is the place of `value` (`input.0`), `depth` the number of levels still allowed. No device is
-    touched.
+    secrets); a container stays one, and is cut after 1 024 items. Of an object of another class its attributes that
+    hold tensors are told (see `object_form`), of a module or an optimizer nothing: its tensors stand elsewhere. What is
+    deeper than 16 levels is `unseen`. `slot` is the place of `value` (`input.0`), `depth` the number of levels still
+    allowed, `entered` the ids of the objects around it. No device is touched.
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
         leaves.append(TensorLeaf(slot, value, form))
         return form
-    if value is None or depth == 0:
+    if value is None:
         return None
     if isinstance(value, str):
         return {"type": type(value).__name__, "value": clean_argument(slot, value)}
     for kind, encoder in _SCALARS:
         if isinstance(value, kind):
             return encoder(value)
-    return _encode_container(value, slot, leaves, depth - 1)
+    if depth == 0:
+        return unseen(value)
+    return _encode_container(value, slot, leaves, depth - 1, set() if entered is None else entered)
 
 
 def tensor_form(tensor: Tensor) -> TensorForm:
@@ -94,15 +110,19 @@ def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:
     return [encode(output, "output.0", leaves)]
 
 
-def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> Any:
+def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int, entered: set[int]) -> Any:
+    def inner(name: object, item: Any) -> Any:
+        return encode(item, f"{slot}.{name}", leaves, depth, entered)
+
     if _P2P is not None and isinstance(value, _P2P):
         return _message(value, slot, leaves, depth)
     items = named_items(value)
     if items is not None:
-        return {str(name): encode(item, f"{slot}.{name}", leaves, depth) for name, item in items[:MAX_ITEMS]}
-    if isinstance(value, list | tuple):
-        return [encode(item, f"{slot}.{index}", leaves, depth) for index, item in enumerate(value[:MAX_ITEMS])]
-    return None
+        return {str(name): inner(name, item) for name, item in items[:MAX_ITEMS]}
+    parts = ordered_items(value)
+    if parts is not None:
+        return [inner(index, item) for index, item in enumerate(parts)]
+    return None if isinstance(value, nn.Module | Optimizer) else object_form(value, entered, inner)
 
 
 def _message(operation: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> dict[str, Any]:

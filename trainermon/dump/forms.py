@@ -11,13 +11,16 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
+from itertools import islice
 from json.encoder import encode_basestring_ascii
+from types import MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from trainermon.core.environment.secrets import clean_argument
 from trainermon.dump.files.numbers import NO_NUMBERS
-from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED
+from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED, UNSEEN
 
 # The JSON of a string, by the encoder's own function: 0.1 µs.
 quoted = encode_basestring_ascii
@@ -128,8 +131,55 @@ def named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        names = (field.name for field in dataclasses.fields(value))
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return None
+
+
+def ordered_items(value: Any) -> list[Any] | None:
+    """Return the items, at most 1 024, of a list, a tuple or what else has them in an order; None of anything else."""
+    return list(islice(value, MAX_ITEMS)) if isinstance(value, list | tuple | deque | ValuesView) else None
+
+
+def unseen(value: Any) -> dict[str, Any]:
+    """Return the form of a value that may hold tensors, which the dump does not look at."""
+    return {"type": type(value).__name__, "value": UNSEEN}
+
+
+def object_form(value: Any, entered: set[int], encode: Callable[[str, Any], Any]) -> Any:
+    """Return the form of an object of any other class: its attributes that hold tensors; None if none does.
+
+    `encode(name, item)` returns the form of an attribute. What cannot be looked at is `unseen`: a set, whose order is
+    chance, an iterator, which would be used up, and objects beyond the 1 024th. Each object is entered once, by the
+    ids in `entered`: they may hold one another.
+    """
+    if isinstance(value, Set | Iterator):
+        return unseen(value)
+    attributes = _attributes(value)
+    if not attributes or id(value) in entered:
+        return None
+    if len(entered) == MAX_ITEMS:
+        return unseen(value)
+    entered.add(id(value))
+    forms = {name: encode(name, item) for name, item in attributes}
+    return {name: form for name, form in forms.items() if _tells(form)} or None
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object keeps, by name, without running code of its class; of a class or a module nothing."""
+    if isinstance(value, type | ModuleType):
+        return []
+    slotted = (vars(base) for base in type(value).__mro__ if "__slots__" in vars(base))
+    slots = [name for own in slotted for name, kind in own.items() if isinstance(kind, MemberDescriptorType)]
+    kept = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+    return [*kept, *getattr(value, "__dict__", {}).items()]
+
+
+def _tells(form: Any) -> bool:
+    """Return whether a form has a tensor in it, or something that was not looked at."""
+    if isinstance(form, dict):
+        return form.get("value") == UNSEEN or any(map(_tells, form.values()))
+    return isinstance(form, TensorForm) or (isinstance(form, list) and any(map(_tells, form)))
 
 
 def json_text(value: Any) -> str:

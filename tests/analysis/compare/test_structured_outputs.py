@@ -11,7 +11,7 @@ from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon import PrecisionDebugger
 from trainermon.cli import main
 
-DIFFERS = 3
+DIFFERS, PARTLY_COMPARED = 3, 4
 
 
 class NamedPair(NamedTuple):
@@ -25,12 +25,19 @@ class DataPair:
     scale: object
 
 
+class PlainPair:
+    def __init__(self, hidden, scale):
+        self.hidden, self.scale = hidden, scale
+
+
 STRUCTURES = {
     "named tuple": lambda hidden: NamedPair(hidden, 2.0),
     "packed sequence": lambda hidden: nn.utils.rnn.pack_sequence([hidden]),
     "dataclass": lambda hidden: DataPair(hidden, 2.0),
     "dict in a tuple": lambda hidden: ({"hidden": hidden}, None),
     "named tuple in a list": lambda hidden: [NamedPair(hidden, 2.0)],
+    "object": lambda hidden: PlainPair(hidden, 2.0),
+    "object in an object": lambda hidden: PlainPair([PlainPair(hidden, 2.0)], 2.0),
     "dataclass in a named tuple": lambda hidden: NamedPair(DataPair(hidden, 2.0), 2.0),
 }
 TOOLS = {
@@ -103,3 +110,15 @@ def test_a_dump_of_msprobe_is_read_alike(tmp_path, capsys, monkeypatch, tool):
 
     assert "within" in said
     assert code == DIFFERS
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_a_dump_cannot_see_into_does_not_agree(tmp_path, capsys, monkeypatch, tool):
+    monkeypatch.chdir(tmp_path)
+    dumped(tmp_path / "ours", lambda hidden: {hidden}, factor=7.0)
+    dumped(tmp_path / "theirs", lambda hidden: {hidden})
+
+    code, said = outcome(capsys, tool, tmp_path)
+
+    assert "not compared" in said
+    assert code == PARTLY_COMPARED

@@ -25,6 +25,7 @@ from trainermon.dump.files.records import (
     PARAMETERS_GRAD,
     RECOMPUTED,
     TENSOR_FOLDER,
+    UNSEEN,
 )
 
 INPUT = "input"
@@ -46,11 +47,12 @@ class DumpRow(NamedTuple):
     """One argument, parameter or result of a call in one dump, with its statistics.
 
     `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of that. `dtype` and
-    `shape` are None where there is no value. `max`, `min`, `mean`, `norm` are numbers, None, or for a text argument the
-    text. `nans` and `infs` count elements; None: not counted. `checksum` is (algorithm, digits), `data_name` the name
-    of the tensor's file. `more` is what else tells such tensors apart: of truth values the number of zeros, of complex
-    numbers the statistics of their parts; None where there is nothing more. `merged` says what the row was put together
-    from (`2 parts, tp`); "": it was dumped as it is. `is_summand`: its ranks' parts are to be added up.
+    `shape` are None where there is no value, `shape` alone where the dump did not look at it. `max`, `min`, `mean`,
+    `norm` are numbers, None, or for a text argument the text. `nans` and `infs` count elements; None: not counted.
+    `checksum` is (algorithm, digits), `data_name` the name of the tensor's file. `more` is what else tells such tensors
+    apart: of truth values the number of zeros, of complex numbers the statistics of their parts; None where there is
+    nothing more. `merged` says what the row was put together from (`2 parts, tp`); "": it was dumped as it is.
+    `is_summand`: its ranks' parts are to be added up.
     """
 
     place: str
@@ -77,7 +79,12 @@ class DumpRow(NamedTuple):
 
     @property
     def has_values(self) -> bool:
-        """Whether anything is known of its values: statistics, or that it has no element."""
+        """Whether anything is known of its values: statistics, or that it has no element.
+
+        Not of what a dump did not look at: it has a type, and no shape.
+        """
+        if self.shape is None:
+            return self.dtype is None
         known = (self.max, self.min, self.mean, self.norm)
         return not (self.is_tensor and known == (None, None, None, None)) or not self.num_elements
 
@@ -353,6 +360,8 @@ def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _argument(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
     kind, value = form["type"], form.get("value")
+    if value == UNSEEN and kind != "str":
+        return DumpRow(place, state, kind)
     if kind in _NUMBERS or kind == "str":
         return DumpRow(place, state, f"<class '{kind}'>", (), None, value, value, value, value)
     if isinstance(value, list):

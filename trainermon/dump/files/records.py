@@ -33,6 +33,9 @@ RECOMPUTED = "recomputed"
 Of modules the number, from 1, of the part of the model that ran again at once; true where that is not known.
 """
 
+UNSEEN = "not looked at"
+"""In the form of a value of another class, under `value`: what it holds is not in the dump."""
+
 FORWARD = "forward"
 BACKWARD = "backward"
 PARAMETERS_GRAD = "parameters_grad"

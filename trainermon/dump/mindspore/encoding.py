@@ -8,9 +8,20 @@ from typing import Any
 
 from mindspore import Tensor
 from mindspore._c_expression import typing
+from mindspore.nn import Cell
 
 from trainermon.core.environment.secrets import clean_argument
-from trainermon.dump.forms import MAX_DEPTH, MAX_ITEMS, TensorForm, TensorLeaf, form_head, named_items
+from trainermon.dump.forms import (
+    MAX_DEPTH,
+    MAX_ITEMS,
+    TensorForm,
+    TensorLeaf,
+    form_head,
+    named_items,
+    object_form,
+    ordered_items,
+    unseen,
+)
 
 _TENSOR = "mindspore.Tensor"
 _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
@@ -21,33 +32,42 @@ _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
 ]
 
 
-def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
+def encode(
+    value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH, entered: set[int] | None = None
+) -> Any:
     """Return what stands for `value` in dump.json, and append every tensor inside to `leaves`.
 
     As `dump.encode.encode` does for torch: a tensor becomes a `TensorForm` without statistics, a scalar a dict of its
-    type and value; a container stays one, cut after 1 024 items or 16 levels; anything else becomes None.
+    type and value; a container stays one, cut after 1 024 items; of an object of another class the attributes that hold
+    tensors are told, of a cell nothing. What is deeper than 16 levels is `unseen`.
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
         leaves.append(TensorLeaf(slot, value, form))
         return form
-    if value is None or depth == 0:
+    if value is None:
         return None
     if isinstance(value, str):
         return {"type": type(value).__name__, "value": clean_argument(slot, value)}
     for kind, encoder in _SCALARS:
         if isinstance(value, kind):
             return encoder(value)
-    return _encode_container(value, slot, leaves, depth)
+    if depth == 0:
+        return unseen(value)
+    return _encode_container(value, slot, leaves, depth - 1, set() if entered is None else entered)
 
 
-def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> Any:
+def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int, entered: set[int]) -> Any:
+    def inner(name: object, item: Any) -> Any:
+        return encode(item, f"{slot}.{name}", leaves, depth, entered)
+
     items = named_items(value)
     if items is not None:
-        return {str(name): encode(item, f"{slot}.{name}", leaves, depth - 1) for name, item in items[:MAX_ITEMS]}
-    if isinstance(value, list | tuple):
-        return [encode(item, f"{slot}.{number}", leaves, depth - 1) for number, item in enumerate(value[:MAX_ITEMS])]
-    return None
+        return {str(name): inner(name, item) for name, item in items[:MAX_ITEMS]}
+    parts = ordered_items(value)
+    if parts is not None:
+        return [inner(number, item) for number, item in enumerate(parts)]
+    return None if isinstance(value, Cell) else object_form(value, entered, inner)
 
 
 def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[TensorLeaf]]:
