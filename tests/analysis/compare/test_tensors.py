@@ -2,14 +2,18 @@
 
 import json
 import math
+import shutil
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import CompareOptions, compare, tensors
+from trainermon.analysis.compare.answer.summary import headline
 from trainermon.analysis.compare.comparison import compare_pair
 from trainermon.analysis.compare.merging.places import find_places, pair_places
 from trainermon.cli import main
@@ -222,3 +226,26 @@ def test_without_torch_its_files_say_how_to_compare(tmp_path, monkeypatch, capsy
 
     assert main(["compare", *map(str, sides)]) == 1
     assert "0.pt needs torch: install it, or compare with --mode statistics" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "key"), [(3e-4, "Functional.linear.0.backward"), (3e-8, None)])
+def test_an_element_of_a_gradient_that_cancels_is_held_against_the_rounding_of_its_sum(tmp_path, change, key):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    debugger = PrecisionDebugger(dump_path=str(tmp_path / "sound"), level="mix", task="tensor")
+    debugger.start(model)
+    model(torch.randn(6, 8)).square().mean().backward()
+    debugger.stop()
+    debugger.close()
+    PrecisionDebugger.close()
+    shutil.copytree(tmp_path / "sound", tmp_path / "changed")
+    (path,) = (tmp_path / "changed").rglob("Functional.linear.0.backward.output.2.pt")
+    gradient = torch.load(path)
+    gradient[3] += change
+    torch.save(gradient, path)
+
+    (comparison,) = compare(tmp_path / "changed", tmp_path / "sound")
+
+    assert gradient.norm() < 2 * change + 1e-7  # nothing but rounding, as a normalisation takes out the mean
+    assert [call.key for call in comparison.blamed] == ([key] if key else [])
+    assert headline(comparison).startswith("The dumps agree") == (key is None)

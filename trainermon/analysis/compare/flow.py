@@ -148,7 +148,7 @@ class CallFlow:
         given = self._given[BACKWARD, place]
         if not given.norm or not sums_up(call, error.item, given):
             return 1.0
-        norm = max(size_of(error.item).norm, size_of(error.golden).norm)
+        norm = error.norm or max(size_of(error.item).norm, size_of(error.golden).norm)
         return condition(error.item, norm, given, self._given[FORWARD, place])
 
     def given_error(self, key: str) -> float:
@@ -270,10 +270,10 @@ class CallFlow:
             if not size or not is_comparable(ours, theirs) or overwrites(call, ours.place):
                 continue
             if ours.state == OUTPUT and not (is_gradient and value_of(ours) in passed):
-                facts.made.append(TensorError(ours, theirs, size))
+                facts.made.append(TensorError(ours, theirs, size, difference.norm))
                 facts.after = worst(facts.after, size)
             elif ours.state != OUTPUT:
-                facts.given.append(TensorError(ours, theirs, size))
+                facts.given.append(TensorError(ours, theirs, size, difference.norm))
                 facts.before = worst(facts.before, size)
         if facts.given and facts.made:
             facts.made = [error for error in facts.made if not _is_handed_on(error, facts.given)]

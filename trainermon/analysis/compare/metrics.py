@@ -31,12 +31,14 @@ class DumpRowDifference(NamedTuple):
 
     `relative` is the size of the difference: 0 equal, NaN if one side alone is not finite, None if it cannot be told.
     `columns` are the values of the result table's columns where they cannot be had from the rows alone. `unread` is why
-    a tensor's file was not read, as a clause: then `relative` is what the statistics tell; "" if it was.
+    a tensor's file was not read, as a clause: then `relative` is what the statistics tell; "" if it was. `norm` is the
+    larger norm of both, of their finite elements; 0 where these were not read.
     """
 
     relative: float | None
     columns: tuple[Any, ...] = ()
     unread: str = ""
+    norm: float = 0.0
 
 
 def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[DumpRowDifference]:

@@ -154,7 +154,7 @@ class ElementSums:
         msprobe = (sums.cosine, distance, sums.largest, sums.largest_share, *share)
         ours = (mean_share, sums.ulps, ratio, self.nonfinite, self.golden_nonfinite)
         size = math.nan if self.differing else distance / max(norm, golden_norm) if distance else 0.0
-        return DumpRowDifference(size, (*msprobe, *ours))
+        return DumpRowDifference(size, (*msprobe, *ours), norm=max(norm, golden_norm))
 
 
 def tensor_differences(

@@ -57,11 +57,13 @@ class TensorError(NamedTuple):
         item: The target's row.
         golden: The golden row.
         size: The difference relative to the tensor's size; NaN: one side alone is not finite.
+        norm: The larger norm of both, of their elements; 0 where these were not read.
     """
 
     item: DumpRow
     golden: DumpRow
     size: float
+    norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
