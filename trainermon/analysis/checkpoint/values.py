@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from trainermon.analysis.checkpoint.formats.inert import InertObject, brief
+from trainermon.analysis.checkpoint.formats.state_dicts import unread_kind
 from trainermon.analysis.checkpoint.pieces import Checkpoint, StoredArray, TensorPieces, whole
 from trainermon.analysis.checkpoint.placed import placed
 from trainermon.analysis.checkpoint.sums import read_of
@@ -166,8 +167,10 @@ def _numpy_array(value: InertObject) -> ArrayDigest | None:
 def _said(value: InertObject) -> str:
     """Return an object of an unknown class as text: its name and arguments, as an enumeration has them.
 
-    What that does not show has a digest at the end.
+    What that does not show has a digest at the end, as has the kind of a tensor that is not read.
     """
+    if kind := unread_kind(value):
+        return f"{kind} {_digest(value)}"
     texts = [_said(part) if isinstance(part, InertObject) else repr(part) for part in value.arguments[:4]]
     has_more = len(value.arguments) > 4 or value.entries or value.state or any(len(text) > 40 for text in texts)
     said = f"{value.name}({', '.join(text[:40] for text in texts)})"
