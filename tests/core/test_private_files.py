@@ -8,6 +8,7 @@ import stat
 
 import pytest
 
+from tests.full_disk import room_for
 from trainermon.core.private_files import (
     check_private,
     make_private_directory,
@@ -141,3 +142,10 @@ def test_a_file_is_as_it_was_when_the_writing_fails(tmp_path):
 
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_that_finds_no_room_is_named(tmp_path):
+    with room_for(10), pytest.raises(OSError, match=r"File too large: .*kept\.json"):
+        replace_file(tmp_path / "kept.json", b"longer than ten bytes")
+
+    assert list(tmp_path.iterdir()) == []

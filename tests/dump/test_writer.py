@@ -221,6 +221,11 @@ def test_a_full_disk_costs_one_entry(tmp_path, monkeypatch):
     assert [entry.key for entry in read_dump(tmp_path).entries] == [KEY, "Module.next.Linear.forward.0"]
 
 
+def test_a_disk_that_takes_nothing_is_named(tmp_path):
+    with room_for(0), pytest.raises(DumpError, match=rf"entries in {tmp_path} are lost: .*File too large"):
+        DumpWriter(tmp_path, DumpInfo())
+
+
 def test_a_full_disk_leaves_no_half_of_the_sources(tmp_path):
     code = tmp_path / "long.py"
     code.write_text("def f():\n" + f"    x = {'y' * 40} + {'z' * 40}\n" * 190)

@@ -14,10 +14,17 @@
     └── QueryError         a query is wrong or too large
 
 They are raised before `set_monitor` returns, by the command line and by the offline tools. After `set_monitor` returned
-nothing is ever raised into training: see `trainermon.hooks.guard`.
+nothing is ever raised into training: see `trainermon.hooks.guard`. Nor is what the machine lacks, before or after: what
+the script has wrong can be mended in it, a full disk cannot, and is no reason not to train (`lacks_room`).
 """
 
 from __future__ import annotations
+
+import errno
+
+_NO_ROOM = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
 
 
 class TrainermonError(Exception):
@@ -73,3 +80,15 @@ class DashboardError(TrainermonError):
 
 class QueryError(TrainermonError, ValueError):
     """Raised for a query (SQL, or for the page) that is wrong or too large, or a run that does not exist."""
+
+
+def lacks_room(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised from, says that the machine takes no more.
+
+    A disk that is full, over its quota, read-only or broken; no memory, or no descriptor, for another file.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return True
+        error = error.__cause__
+    return False

@@ -119,8 +119,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with os.fdopen(descriptor, "wb") as file:
             yield file
         unfinished.replace(path)
-    except BaseException:  # an interrupt too leaves no half file; it goes on
+    except BaseException as error:  # an interrupt too leaves no half file; it goes on
         unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a write: it does not say where the disk is full
+            error.filename = str(path)
         raise
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainermon.core.errors import SpoolError
+from trainermon.core.errors import SpoolError, lacks_room
 
 SPOOL_VARIABLE = "TRAINERMON_SPOOL"
 RUN_ID_LENGTH = 128
@@ -165,8 +165,9 @@ def open_spool(directory: Path) -> Path:
 
 def unusable(path: Path, error: OSError) -> SpoolError:
     """Return the error that says that `path` in the spool cannot be created or written, why, and what to do."""
+    advice = f"{'Make room there, or set' if lacks_room(error) else 'Set'} {SPOOL_VARIABLE} to a directory on a"
     return SpoolError(
-        f"cannot write to the spool at {path}: {error.strerror or error}. Set {SPOOL_VARIABLE} to a directory on a "
+        f"cannot write to the spool at {path}: {error.strerror or error}. {advice} "
         "local disk of this node that this user can write to"
     )
 

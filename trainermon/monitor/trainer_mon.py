@@ -1,6 +1,7 @@
 """`TrainerMon`: three lines in a training script.
 
-Until `set_monitor` returns, anything that is wrong is refused with an error. After it, nothing the monitor does reaches
+Until `set_monitor` returns, anything that the script or its configuration has wrong is refused with an error. What the
+machine has no room for is logged, and the training goes on unwatched. After it, nothing the monitor does reaches
 training: a fault is logged once, and the monitor detaches itself.
 """
 
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainermon.core.config import load_config
-from trainermon.core.errors import AttachError
+from trainermon.core.errors import AttachError, TrainermonError, lacks_room
 from trainermon.core.strict import shown
 from trainermon.monitor.api_format import CallsOfMsprobe
 from trainermon.monitor.sessions import open_session
@@ -57,6 +58,7 @@ class TrainerMon(CallsOfMsprobe):
         self._config, self._notes = load_config(config_file_path)
         self._pipeline_group = process_group
         self._attached: AttachedRank | None = None
+        self._had_no_room = False
         self._finalizer: multiprocessing.util.Finalize | None = None
 
     def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know
@@ -82,6 +84,8 @@ class TrainerMon(CallsOfMsprobe):
         Every rank of a job calls it. Ranks agree on the run's name through the process group's store; there is no
         collective. Starts the node agent on local rank 0 (about 50 ms, at most 3 s to learn its address).
 
+        Where a disk has no room for what the monitor writes, one line says so, and the training goes on unwatched.
+
         Raises:
             AttachError, ConfigError, SpoolError: Something cannot be watched, or written, as asked.
         """
@@ -90,9 +94,16 @@ class TrainerMon(CallsOfMsprobe):
         stages = self._checked_arguments(model, grad_acc_steps)
         _require_step(start_iteration)
         groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
-        attached, notes = open_session(stages, optimizer, self._config, groups)
-        notes = [*self._notes, *notes]
-        self._attach(attached, num_micro_steps=grad_acc_steps, step=start_iteration, notes=notes)
+        try:
+            attached, notes = open_session(stages, optimizer, self._config, groups)
+            notes = [*self._notes, *notes]
+            self._attach(attached, num_micro_steps=grad_acc_steps, step=start_iteration, notes=notes)
+        except (TrainermonError, OSError) as error:
+            self._had_no_room = lacks_room(error)
+            if not self._had_no_room:
+                raise
+            logger.error("this rank is not monitored, and its training goes on: %s", error)  # noqa: TRY400  # it says all
+            return
         for note in notes:
             logger.warning("%s", note)
 
@@ -118,6 +129,8 @@ class TrainerMon(CallsOfMsprobe):
             AttachError: Nothing is watched, or it is not a training of MindSpore, or another optimizer.
         """
         watch = getattr(self._attached, "watch", None)
+        if watch is None and self._had_no_room:
+            return optimizer
         if watch is None:
             raise AttachError("watch: expected a model of MindSpore that set_monitor was called with before")
         return watch(optimizer)

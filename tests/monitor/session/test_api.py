@@ -311,6 +311,18 @@ def test_the_end_of_a_run_says_how_to_look_at_it(places, caplog, monkeypatch):
     assert said.count(f"trainermon serve {run}") == 1
 
 
+def test_a_run_that_no_agent_has_stored_in_time_is_not_called_stored(places, caplog, monkeypatch):
+    monkeypatch.setattr(launcher, "start_agent", lambda _: None)
+    monkeypatch.setattr(agent_process, "PAGE_WAIT_S", 0.0)
+    model, optimizer = parts()
+    with caplog.at_level(logging.INFO, "trainermon"), TrainerMon({"agent": {"wait_s": 0}}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        step(model, optimizer)
+
+    assert "is not stored whole yet; to look at it" in caplog.text
+    assert "is stored;" not in caplog.text
+
+
 def test_only_one_rank_of_a_job_says_so(places, caplog, monkeypatch):
     said = told(caplog, monkeypatch, rank=1)
 

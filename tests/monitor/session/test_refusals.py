@@ -1,5 +1,6 @@
 """A `set_monitor` that is refused, wherever that happens, leaves no file, folder, thread, hook or process behind."""
 
+import copy
 import errno
 import os
 import subprocess
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.full_disk import room_for
 from trainermon import TrainerMon
 from trainermon.core import launcher
-from trainermon.core.errors import SpoolError, TrainermonError
+from trainermon.core.errors import TrainermonError
 from trainermon.core.private_files import replace_file
 from trainermon.monitor.session import agent_process, attached_rank, rank_spool, run_files
 
@@ -93,17 +95,73 @@ def test_nothing_is_left_behind(places, training, monkeypatch, config, place):
     assert children() == agents_of(places[0]) == []
 
 
-def test_a_spool_without_room_for_the_agents_settings_is_told(places, training, monkeypatch):
+def losses_of(monitor, model, optimizer):
+    """Return the loss of three steps."""
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        losses.append(model(torch.full((1, 3), float(step))).square().sum())
+        losses[-1].backward()
+        monitor.record(loss=losses[-1])
+        optimizer.step()
+    return [loss.item() for loss in losses]
+
+
+def test_a_disk_without_room_leaves_the_training_unwatched(places, training, caplog, monkeypatch):
+    """However many bytes a file may have: any of those that are written at the start may be the one that is too large.
+
+    The limit ends a write as a full disk does, and sends SIGXFSZ where a file cannot grow at all.
+    """
+    wanted = losses_of(TrainerMon(), *copy.deepcopy(training))
+    lines = []
+    for size in (0, 1, 300, 4095, 4096, 4500, 6000):
+        caplog.clear()
+        monkeypatch.setenv("TRAINERMON_RUN_ID", f"size{size}")
+        model, optimizer = copy.deepcopy(training)
+        with room_for(size), TrainerMon({"agent": {"start": False}}) as monitor:
+            monitor.set_monitor(model, optimizer)
+            is_watched = monitor.run_directory is not None
+            assert losses_of(monitor, model, optimizer) == wanted
+        told = [text for text in caplog.messages if text.startswith("this rank is not monitored")]
+        assert len(told) == (not is_watched)
+        assert is_watched or hooks_of(model, optimizer) == []
+        lines += told
+    assert len(lines) >= 4
+    assert all(
+        "training goes on" in line and str(places[0]) in line and "Make room there, or set" in line for line in lines
+    )
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        (number, name)
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+        for name in ("rank00000.json", "run.json", "agent.json", "agent.linger")
+    ],
+    ids=lambda lacking: f"{errno.errorcode[lacking[0]]} {lacking[1]}",
+)
+def test_the_file_that_finds_no_room_is_told_and_nothing_is_left(places, training, caplog, monkeypatch, lacking):
+    number, name = lacking
+
     def write_while_there_is_room(path, content):
-        if path.name == "agent.json":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if path.name == name:
+            raise OSError(number, os.strerror(number), str(path))
         replace_file(path, content)
 
-    monkeypatch.setattr(run_files, "replace_file", write_while_there_is_room)
+    for module in (run_files, launcher):
+        monkeypatch.setattr(module, "replace_file", write_while_there_is_room)
+    monkeypatch.setenv(launcher.LAUNCHER_VARIABLE, f"{os.getpid()}:{places[1].parent}")
+    monitor = TrainerMon()
 
-    with pytest.raises(SpoolError, match=r"agent\.json: No space left on device\. Set TRAINERMON_SPOOL"):
-        TrainerMon().set_monitor(*training)
+    monitor.set_monitor(*training)
+
+    assert monitor.run_directory is None
+    [line] = [text for text in caplog.messages if text.startswith("this rank is not monitored")]
+    assert os.strerror(number) in line
+    assert name in line
     assert not any(root.exists() for root in places)
+    assert hooks_of(*training) == children() == []
 
 
 def test_an_agent_that_cannot_start_is_ended_and_nothing_is_left(places, training, monkeypatch, tmp_path):

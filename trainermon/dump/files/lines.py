@@ -105,7 +105,10 @@ class LineFile:
         os.close(self._file)
 
     def _write(self, block: bytes, num_lines: int) -> None:
-        written = os.write(self._file, block) if block else 0
+        try:
+            written = os.write(self._file, block) if block else 0
+        except OSError as error:
+            raise DumpError(f"{num_lines} entries in {self._path.parent} are lost: {error}") from error
         if written < len(block):
             os.ftruncate(self._file, self.num_bytes)
             os.lseek(self._file, self.num_bytes, os.SEEK_SET)

@@ -41,13 +41,14 @@ class AgentProcess:
 
     Attributes:
         is_page_awaited: Whether the address of the page is still looked for between steps.
+        is_behind: Whether the agent had not stored everything when it was no longer waited for.
     """
 
     def __init__(self, run: RunIdentity, coordinates: Coordinates, files: RankSpool) -> None:
         self._run = run
         self._coordinates = coordinates
         self._files = files
-        self.is_page_awaited = False
+        self.is_page_awaited = self.is_behind = False
         self._is_page_told = False
         self._next_look_s = math.inf
         self._alerts_told: set[tuple[Any, ...]] = set()
@@ -121,7 +122,8 @@ class AgentProcess:
     def wait(self, config: AgentConfig) -> None:
         """Wait until the agent has stored everything that this rank wrote, as long as `config` allows.
 
-        Logs the address of the page if that has not been told. The journal may be closed by then.
+        `is_behind` says whether that was in vain. Logs the address of the page if that has not been told. The journal
+        may be closed by then.
         """
         written = self._files.journal.cursor
         rank = str(self._coordinates.rank)
@@ -132,7 +134,8 @@ class AgentProcess:
             ),
             config.wait_s,
         )
-        if flushed is None:
+        self.is_behind = flushed is None
+        if self.is_behind:
             logger.warning(
                 "the agent has not stored everything within %.0f s; it goes on by itself, see %s",
                 config.wait_s,

@@ -289,7 +289,8 @@ class AttachedRank(abc.ABC):
         self._tell_missing_loss(self._loop.step - self._first_step, enough=1)
         if self._config.agent.start and launcher.LAUNCHER_VARIABLE not in os.environ:
             folder = shlex.quote(str(self.run.directory))
-            logger.info("run %s is stored; to look at it: trainermon serve %s", self.run.run_id, folder)
+            stored = "is not stored whole yet" if self._agent.is_behind else "is stored"
+            logger.info("run %s %s; to look at it: trainermon serve %s", self.run.run_id, stored, folder)
 
     def _tell_missing_loss(self, num_steps: int, *, enough: int = LOSS_STEPS) -> None:
         """Log once how a loss is recorded, where `enough` steps have been collected without any."""
