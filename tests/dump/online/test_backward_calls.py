@@ -3,6 +3,7 @@
 Truth is torch on the CPU, and the fault that was planted.
 """
 
+import itertools
 import math
 
 import pytest
@@ -26,7 +27,7 @@ def step_of(dtype=torch.float32, faults=(), alter=None):
     return [x.grad, layer.weight.grad, layer.bias.grad]
 
 
-@pytest.mark.parametrize("mode", ["improve_precision", "add_noise", "no_change"])
+@pytest.mark.parametrize("mode", ["improve_precision", "add_noise", "no_change", "relations"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sound_backwards_have_no_error_and_keep_every_bit(tmp_path, dtype, mode):
     plain, found = step_of(dtype), []
@@ -48,7 +49,8 @@ def test_sound_backwards_have_no_error_and_keep_every_bit(tmp_path, dtype, mode)
     }
     assert [row for row in rows if row["status"] in ("error", "SKIP")] == []
     assert {row["stage"] for row in rows} == {"backward"}
-    assert len([row for row in rows if row["api_name"].startswith("Functional.linear")]) == 3
+    of_linear = [row for row in rows if row["api_name"].startswith("Functional.linear")]
+    assert len(of_linear) == (6 if mode == "relations" else 3)  # two relations
 
 
 def test_one_nan_in_a_gradient_is_an_error_of_that_backward(tmp_path):
@@ -60,6 +62,41 @@ def test_one_nan_in_a_gradient_is_an_error_of_that_backward(tmp_path):
     )
 
     assert (row["api_name"], row["status"], row["reason"]) == ("Functional.gelu.0.backward", "error", "not finite")
+
+
+@pytest.mark.parametrize(("kernel", "name"), [("gelu_backward", "gelu"), ("_softmax_backward_data", "softmax")])
+def test_a_constant_on_one_element_breaks_the_relations_of_its_backward(tmp_path, kernel, name):
+    """It does not move with the inputs, so `add_noise` does not see it."""
+
+    def plant(result):
+        result.view(-1)[3] += 1e-4
+
+    rows = tried(
+        tmp_path,
+        lambda: step_of(faults=[kernel], alter=plant),
+        fuzz_stage="backward",
+        list=[name],
+        pert_mode="relations",
+    )
+
+    assert {(row["api_name"].split(".")[1], row["output_index"], row["pert_mode"], row["reason"]) for row in rows} == {
+        (name, "0", "relations:scale", "relation scale does not hold"),
+        (name, "0", "relations:sign", "relation sign does not hold"),
+    }
+
+
+def test_a_backward_whose_repetition_has_other_bits_is_nondeterministic(tmp_path):
+    runs = itertools.count()
+
+    rows = tried(
+        tmp_path,
+        lambda: step_of(faults=["gelu_backward"], alter=lambda result: result.mul_(1 + 1e-6 * next(runs))),
+        fuzz_stage="backward",
+        list=["gelu"],
+        pert_mode="relations",
+    )
+
+    assert {row["reason"] for row in rows} == {"nondeterministic"}
 
 
 def test_a_wrong_gradient_of_a_keyword_is_found(tmp_path):

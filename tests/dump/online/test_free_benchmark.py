@@ -62,7 +62,6 @@ def test_the_configuration_that_the_manual_prints_is_read():
         ({"pert_mode": "noise"}, r"pert_mode: found 'noise'"),
         ({"fuzz_level": "L2"}, r"fuzz_level: found 'L2', expected L1"),
         ({"fuzz_stage": "backward"}, r"list: .*with fuzz_stage backward"),
-        ({"fuzz_stage": "backward", "pert_mode": "relations"}, r"fuzz_stage: .*forward with pert_mode relations"),
         ({"handler_type": "fix", "pert_mode": "add_noise"}, r"pert_mode: .* with handler_type fix"),
         ({"handler_type": "fix", "if_preheat": True}, r"if_preheat: .* with handler_type fix"),
         ({"handler_type": "fix", "fuzz_stage": "backward", "list": ["a"]}, r"fuzz_stage: .* with handler_type fix"),

@@ -76,8 +76,6 @@ class FreeBenchmarkConfig:
         for key in ("preheat_step", "max_sample", "every", "max_elements", "probes"):
             self._require(key, getattr(self, key) > 0, "a whole number above 0")
         self._require("budget_ms", self.budget_ms >= 0, "0 (no limit) or more milliseconds")
-        if self.pert_mode is Perturbation.RELATIONS:  # they hold for functions, and none is known of a backward
-            self._require("fuzz_stage", self.fuzz_stage == "forward", "forward with pert_mode relations")
         if self.fixes:
             self._require("pert_mode", self.pert_mode in JUDGING, "improve_precision or to_cpu with handler_type fix")
             self._require("fuzz_stage", self.fuzz_stage == "forward", "forward with handler_type fix")

@@ -6,7 +6,9 @@ The others may change the order of sums, and have the allowance of the call twic
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -94,6 +96,19 @@ def relations_of(name: str, call: OperationCall) -> Iterator[Relation]:
         shifted = first + shift
         if torch.equal(shifted - shift, first):  # no bit was lost by the shift itself
             yield Relation("shift", _with_first(call, shifted), lambda given: given)
+
+
+def relations_of_backward(call: OperationCall) -> Iterator[Relation]:
+    """Yield what holds for every backward, the call of a `GradientFunction`: it is linear in the gradients given."""
+    *inputs, gradients, exactness = call.args
+    given = [one for one in gradients if one is not None]
+    is_narrow = any(one.dtype is torch.float16 for one in call.tensors)  # between, its range is left
+    for name, factor in (("sign", -1.0),) if is_narrow else (("scale", _FACTOR), ("sign", -1.0)):
+        scaled = [None if one is None else twin_of(one, factor) for one in gradients]
+        made = [one for one in scaled if one is not None]
+        if all(torch.equal(one.isfinite(), other.isfinite()) for one, other in zip(given, made, strict=True)):
+            related = call._replace(args=(*inputs, scaled, exactness))
+            yield Relation(name, related, functools.partial(operator.mul, factor), is_exact=True)
 
 
 def permutations_of(name: str, call: OperationCall) -> Iterator[Relation]:

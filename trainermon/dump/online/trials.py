@@ -16,12 +16,19 @@ from trainermon.accuracy.changes import MovedCall, judge_change
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.accuracy.screen import QuickReference
 from trainermon.dump.files.records import BACKWARD, FORWARD
+from trainermon.dump.online.backward_calls import GradientFunction
 from trainermon.dump.online.differences import Apart, passed, ratio_of, repetition
 from trainermon.dump.online.findings import CallFinding
 from trainermon.dump.online.observed_calls import ObservedCall, as_seen, unobserved
 from trainermon.dump.online.options import JUDGING, NOISY, FreeBenchmarkConfig, Perturbation
 from trainermon.dump.online.perturbation import mover_of
-from trainermon.dump.online.relations import Relation, judge_relation, permutations_of, relations_of
+from trainermon.dump.online.relations import (
+    Relation,
+    judge_relation,
+    permutations_of,
+    relations_of,
+    relations_of_backward,
+)
 
 
 class Trials:
@@ -45,7 +52,8 @@ class Trials:
         elif mode is Perturbation.NO_CHANGE:
             yield from self._repeated(observed, result)
         elif mode is Perturbation.RELATIONS:
-            yield from self._related(observed, result, relations_of)
+            is_backward = isinstance(observed.call.function, GradientFunction)
+            yield from self._related(observed, result, _of_backward if is_backward else relations_of)
         elif mode is Perturbation.CHANGE_VALUE:
             found = self._related(observed, result, permutations_of)
             broken = [one for one in found if one.judgement.status is Status.ERROR]
@@ -80,17 +88,21 @@ class Trials:
         result: Any,
         relations_of_call: Callable[[str, OperationCall], Iterator[Relation]],
     ) -> Iterator[CallFinding]:
-        """Yield whether the relations of a call hold, one finding for each."""
+        """Yield whether the relations of a call hold, a finding for each and each tensor of the result."""
         with unobserved(observed.device), torch.no_grad():
             call, _ = as_seen(observed.call, result)
             relations = list(relations_of_call(observed.name, call))
         for relation in relations:
-            [given], [again] = _tensors(result), _tensors(observed.of(relation.call))
-            with unobserved(observed.device), torch.no_grad(), observed.generators.repeated():
-                judgement = judge_relation(relation, observed.name, call, (given, again))
-                apart = ratio_of(relation.expected(given), again) if self._shows(judgement) else Apart()
-            finding = self._finding(observed, 0, judgement, apart)
-            yield dataclasses.replace(finding, mode=f"{finding.mode}:{relation.name}")
+            tensors = _tensors(result)
+            for number, (given, again) in enumerate(zip(tensors, _tensors(observed.of(relation.call)), strict=True)):
+                with unobserved(observed.device), torch.no_grad(), observed.generators.repeated():
+                    judgement = judge_relation(relation, observed.name, call, (given, again))
+                    apart = ratio_of(relation.expected(given), again) if self._shows(judgement) else Apart()
+                if relation.is_exact and judgement.status is Status.ERROR:  # bits are no evidence where they vary
+                    repeated = repetition(given, _tensors(observed.again())[number])
+                    judgement = judgement if repeated.status is Status.PASS else repeated
+                finding = self._finding(observed, number, judgement, apart)
+                yield dataclasses.replace(finding, mode=f"{finding.mode}:{relation.name}")
 
     def _shows(self, judgement: Judgement) -> bool:
         return self._config.report == "all" or judgement.status is not Status.PASS
@@ -130,6 +142,10 @@ def is_surely_right(name: str, call: OperationCall, result: Any) -> bool:
         return QuickReference(name, call, result).accepts(result)
     except Exception:  # noqa: BLE001  # whatever a foreign kernel raises in a finer type: the judge says what
         return False
+
+
+def _of_backward(_: str, call: OperationCall) -> Iterator[Relation]:
+    return relations_of_backward(call)
 
 
 def _tensors(result: Any) -> list[Tensor]:
