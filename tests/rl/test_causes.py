@@ -241,7 +241,10 @@ def test_a_greedy_engine_is_not_held_to_a_mean_ratio():
 
 @pytest.mark.parametrize(
     ("equal", "said"),
-    [(0, ", and the weights could not be compared; "), (2, ", and 2 of 3 weights are known to be equal; ")],
+    [
+        (0, ", and the weights could not be compared; "),
+        (2, ", and 2 of 3 weights are known to be equal (the order within rows was not checked); "),
+    ],
 )
 def test_weights_of_another_type_are_no_cause(equal, said):
     names = ("a", "b", "c")[equal:]
@@ -323,7 +326,10 @@ def test_equal_weights_of_an_engine_that_is_behind_are_not_those_of_the_trainer(
     assert "the oldest engine is 1 version behind what was sent" in found.evidence
     assert "ahead of the engine" in found.advice
     sound = Step(1).report(weights=equal, version_lag=2).sentence
-    assert "the weights are equal, and the oldest engine is 2 versions behind what was sent; " in sound
+    assert (
+        "the weights are equal (the order within rows was not checked), and the oldest engine is 2 versions behind"
+        in sound
+    )
 
 
 def test_equal_weights_of_one_engine_are_not_those_of_another():
@@ -334,7 +340,7 @@ def test_equal_weights_of_one_engine_are_not_those_of_another():
     one, both = (step.report(floor=TABLE, weights=dataclasses.replace(equal, engines=tuple(of))) for of in ("a", "ab"))
 
     assert ", and the weights of b were not compared; " in one.sentence
-    assert ", and the weights are equal; " in both.sentence
+    assert ", and the weights are equal (the order within rows was not checked); " in both.sentence
 
 
 def test_the_worst_sequences_are_the_worst():

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainermon.rl.measures import PolicyMeasures, measure, welch
 from trainermon.rl.tokens import Flags, Floats, Integers, Tokens
-from trainermon.rl.values import Cause, EnginePart, Floor, FoundCause, Sampling, WeightCheck
+from trainermon.rl.values import WITHIN_ROWS, Cause, EnginePart, Floor, FoundCause, Sampling, WeightCheck
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,7 +474,7 @@ def _numerics(case: Case) -> FoundCause:
     return FoundCause(
         cause=Cause.NUMERICS,
         evidence=f"mean |Δ| {m.mean_abs:.3g}, {m.mean_abs / case.floor.mean_abs:.1f} × what rounding gives, and the "
-        f"weights are equal; correlation {m.correlation:.3f}, mean ratio {m.ratio:.3f}",
+        f"weights are equal ({WITHIN_ROWS}); correlation {m.correlation:.3f}, mean ratio {m.ratio:.3f}",
         advice="compare types of both sides (activations, cache, router, output layer) and attention kernels; "
         "`trainermon rl align` on dumps of both names the module",
     )

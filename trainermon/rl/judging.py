@@ -13,6 +13,7 @@ from trainermon.rl.tokens import Flags, NotComparableError, Tokens
 from trainermon.rl.values import (
     HISTOGRAM_EDGES,
     VERDICT_OF,
+    WITHIN_ROWS,
     Cause,
     EnginePart,
     Floor,
@@ -160,13 +161,15 @@ def _known_of(case: Case) -> str:
     if not weights.equal:
         return ", and the weights could not be compared"
     if weights.uncompared:
-        return f", and {weights.equal} of {weights.num_tensors} weights are known to be equal"
+        return f", and {weights.equal} of {weights.num_tensors} weights are known to be equal ({WITHIN_ROWS})"
     if weights.unordered:
         return f", and the weights have equal sums; the order within {len(weights.unordered)} of them was not checked"
     if case.unchecked_engines:
         return f", and the weights of {', '.join(case.unchecked_engines)} were not compared"
     may_be_stale = not case.has_nothing_stale and case.measures.mean_abs > case.floor.mean_abs
-    return ", and the weights are equal" + ("; a cache of the engine may hold older ones" if may_be_stale else "")
+    return f", and the weights are equal ({WITHIN_ROWS})" + (
+        "; a cache of the engine may hold older ones" if may_be_stale else ""
+    )
 
 
 _OPENING = {

@@ -201,6 +201,10 @@ class WeightDifference:
     version: int | None = None
 
 
+WITHIN_ROWS = "the order within rows was not checked"
+"""What no digest tells of weights, wherever they are said to be equal: see `digest.py`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCheck:
     """Whether the engines have the weights that were sent.

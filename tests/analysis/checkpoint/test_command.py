@@ -58,15 +58,49 @@ def test_rounding_is_no_difference_to_the_exit_status(files, capsys):
     assert capsys.readouterr().out.startswith("the same after rounding to float16\n")
 
 
-def test_optimizer_state_of_one_side_is_named(tmp_path, capsys):
-    weights = {"w": torch.ones(3)}
+def checkpoint_with(**others):
     state = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-    torch.save({"model": weights, "optimizer": state}, tmp_path / "whole.pt")
-    torch.save({"model": weights}, tmp_path / "weights.pt")
+    return {"model": {"w": torch.ones(3)}, "optimizer": state, "ema": {"w": torch.ones(3)}, **others}
 
-    main(["checkpoint", "compare", str(tmp_path / "whole.pt"), str(tmp_path / "weights.pt")])
 
-    assert "not compared, as only the first has it: exp_avg\n" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"optimizer": None}, "only the {} has 1 tensor of the optimizer's state"),
+        ({"ema": None}, "only the {} has 1 tensor of `ema`"),
+        ({"ema": None, "optimizer": None}, "only the {} has 1 tensor of the optimizer's state, 1 tensor of `ema`"),
+        ({"ema": {}}, "only the {} has 1 tensor of `ema`"),
+    ],
+)
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_tensors_of_one_side_alone_are_no_equality(tmp_path, capsys, changed, said, lacking):
+    sides = [checkpoint_with(), {key: value for key, value in checkpoint_with(**changed).items() if value is not None}]
+    paths = [str(tmp_path / f"{number}.pt") for number in (0, 1)]
+    for side, path in zip(sides, paths if lacking else paths[::-1], strict=True):
+        torch.save(side, path)
+    words = ["checkpoint", "compare", *paths, "--exit-code"]
+    ordinal = "first" if lacking else "second"
+
+    assert main(words) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"the same model; {said.format(ordinal)}"
+    assert any(f"not compared, as only the {ordinal} has it: " in line for line in lines)
+    assert main([*words, "--weights-only"]) == 0
+    assert capsys.readouterr().out.startswith("the same model\n")
+
+
+def test_a_moment_that_is_not_finite_stands_in_the_first_line(tmp_path, capsys):
+    bad = checkpoint_with()
+    bad["optimizer"]["state"][0]["exp_avg"][1] = float("nan")
+    for name, content in (("bad", bad), ("sound", checkpoint_with())):
+        torch.save(content, tmp_path / f"{name}.pt")
+    words = ["checkpoint", "compare", str(tmp_path / "bad.pt"), "--exit-code"]
+
+    assert main([*words, str(tmp_path / "sound.pt")]) == 3
+    told = "the same model; optimizer state differs in 1 of 1, NaN or Inf in 1 of it\n"
+    assert capsys.readouterr().out.startswith(told)
+    assert main([*words, str(tmp_path / "bad.pt")]) == 0
+    assert capsys.readouterr().out.startswith("the same model; NaN or Inf in 1 tensor of the optimizer's state\n")
 
 
 def test_only_tensors_that_match_are_compared(files, capsys):

@@ -240,7 +240,7 @@ def _status(args: argparse.Namespace, found: CheckpointComparison) -> int:
     compared = sum(counts.values()) - counts[WeightVerdict.UNMATCHED]
     has_other_arrays = any(value.is_array for value in found.changed_values())
     is_wrong = has_other_arrays or any(number for verdict, number in counts.items() if verdict not in SAME)
-    unclear += found.ours.num_unread + found.theirs.num_unread
+    unclear += sum(side.num_unread + sum(side.alone.values()) for side in (found.ours, found.theirs))
     return exit_status(args, found=bool(compared) and is_wrong, whole=bool(compared) and not unclear)
 
 

@@ -100,8 +100,8 @@ def _comparison(
     if not tensors:
         raise CheckpointError(f"nothing to compare: {sides[0].path} has no tensor that is asked for")
     found = CheckpointComparison(
-        ours=_side(sides[0]),
-        theirs=_side(sides[1]),
+        ours=_side(sides[0], sides[1], options),
+        theirs=_side(sides[1], sides[0], options),
         tensors=tuple(_without_chance(tensors, options.rtol)),
         values=() if options.weights_only else tuple(value_differences(sides[0].values, sides[1].values)),
         notes=tuple(notes),
@@ -393,13 +393,21 @@ def _targets(wide: str, narrow: str) -> tuple[str, ...]:
     return tuple(target for target in targets if target == narrow or target in _NARROWER.get(narrow, ()))
 
 
-def _side(checkpoint: Checkpoint) -> CheckpointSide:
+def _side(checkpoint: Checkpoint, other: Checkpoint, options: CheckpointOptions) -> CheckpointSide:
+    alone: dict[str, int] = {}
+    if not options.weights_only:
+        others = {*tensors_beside(other), *([MAIN] if options.precision == "main" else [])}
+        chosen = {
+            kind: sum(_is_chosen(name, options) for name in of) for kind, of in tensors_beside(checkpoint).items()
+        }
+        alone = {kind: number for kind, number in chosen.items() if number and kind not in others}
     return CheckpointSide(
         path=str(checkpoint.path),
         format=checkpoint.format,
         step=checkpoint.step,
         layout=dict(checkpoint.layout),
         num_unread=len(checkpoint.unread),
+        alone=alone,
         notes=checkpoint.all_notes(),
     )
 

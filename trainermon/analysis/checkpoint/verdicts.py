@@ -154,6 +154,7 @@ class CheckpointSide:
         step: On which it was saved; None if it does not say.
         layout: How it is split.
         num_unread: How many of its tensors are not read, and so not compared.
+        alone: How many tensors it has of each kind of which the other has none, so that they are not compared.
         notes: What its reader said.
     """
 
@@ -162,6 +163,7 @@ class CheckpointSide:
     step: int | None = None
     layout: Mapping[str, int] = field(default_factory=dict)
     num_unread: int = 0
+    alone: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -377,15 +379,31 @@ def _of_all_else(found: CheckpointComparison, lead: str) -> str:
     outside = [f"; {text}" for text in _of_outside(found)]
     state = [tensor for tensor in found.tensors if _is_state(tensor)]
     wrong = [tensor for tensor in state if tensor.verdict not in SAME]
+    bad = sum(1 for tensor in state if any(tensor.nonfinite))
     parts = [f"optimizer state differs in {len(wrong):,} of {len(state):,}"] if wrong else []
+    kept = "of it" if wrong else f"{'tensor' if bad == 1 else 'tensors'} of the optimizer's state"
+    parts += [f"NaN or Inf in {bad:,} {kept}"] if bad else []
     steps = (found.ours.step, found.theirs.step)
     if None not in steps and steps[0] != steps[1]:
         parts.append(f"steps {steps[0]:,} and {steps[1]:,}")
     values = [value for value in found.changed_values() if not value.is_array]
     if values:
         parts.append(f"{len(values):,} other {'value differs' if len(values) == 1 else 'values differ'}")
-    said = "".join(outside) + (f"; {', '.join(parts)}" if parts else "")
+    said = "".join(outside) + (f"; {', '.join(parts)}" if parts else "") + _of_one_side(found)
     return lead + said.removeprefix("; ") if outside else said
+
+
+def _of_one_side(found: CheckpointComparison) -> str:
+    """Return how many tensors one side alone has, of what: no difference in them would be seen."""
+    said = ""
+    for ordinal, side in (("first", found.ours), ("second", found.theirs)):
+        numbers: Counter[str] = Counter()
+        for kind, number in side.alone.items():
+            name = f"`{kind.removeprefix(OUTSIDE)}`" if kind.startswith(OUTSIDE) else "the optimizer's state"
+            numbers[name] += number
+        texts = [f"{number:,} {'tensor' if number == 1 else 'tensors'} of {name}" for name, number in numbers.items()]
+        said += f"; only the {ordinal} has {', '.join(texts)}" if texts else ""
+    return said
 
 
 def _of_outside(found: CheckpointComparison) -> Iterator[str]:

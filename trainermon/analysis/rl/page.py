@@ -9,7 +9,7 @@ from pathlib import Path
 import trainermon
 from trainermon.analysis.diagnosis.page.markup import STYLE, section, table, text
 from trainermon.analysis.rl.token_text import Decode, text_at
-from trainermon.rl.values import HISTOGRAM_EDGES, Report
+from trainermon.rl.values import HISTOGRAM_EDGES, WITHIN_ROWS, Report
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 140, 92, 14, 26
@@ -135,9 +135,8 @@ def _weights(report: Report) -> str:
     if check is None:
         return ""
     engines = text(", ".join(check.engines))
-    head = (
-        f"<p>Version {check.version} in {engines}: {check.equal} of {check.num_tensors} tensors as they were sent.</p>"
-    )
+    held = f"{check.equal} of {check.num_tensors} tensors as they were sent"
+    head = f"<p>Version {check.version} in {engines}: {held} ({WITHIN_ROWS}).</p>"
     rows = [(f"<code>{text(each.name)}</code>", text(each.engine), text(each.found)) for each in check.differing]
     rows += [(f"<code>{text(name)}</code>", "", "missing") for name in check.missing]
     return head + (table(("tensor", "engine", "found"), rows[:200]) if rows else "")

@@ -11,7 +11,7 @@ from trainermon.analysis.rl.token_text import Decode, text_at
 from trainermon.analysis.tensor.screen import table
 from trainermon.core.terminal.escapes import printable
 from trainermon.rl.measures import PolicyMeasures
-from trainermon.rl.values import HISTOGRAM_EDGES, Report, WeightCheck
+from trainermon.rl.values import HISTOGRAM_EDGES, WITHIN_ROWS, Report, WeightCheck
 
 SHOWN = 8
 TEXT = 48
@@ -198,7 +198,8 @@ def _worst(report: Report, decode: Decode | None) -> Iterator[str]:
 
 def _weights(check: WeightCheck) -> Iterator[str]:
     engines = printable(", ".join(check.engines))
-    yield f"  {'weights':<9}version {check.version}: {check.equal} of {check.num_tensors} tensors as sent, in {engines}"
+    held = f"{check.equal} of {check.num_tensors} tensors as sent, in {engines}"
+    yield f"  {'weights':<9}version {check.version}: {held} ({WITHIN_ROWS})"
     for each in check.differing[:SHOWN]:
         yield f"  {'':<9}{printable(each.name)} in {printable(each.engine)}: {each.found}"
     for name in check.missing[:SHOWN]:
