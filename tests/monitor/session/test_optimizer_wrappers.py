@@ -122,6 +122,69 @@ def test_a_wrapper_is_watched_through_what_it_holds(places, caplog, wrapped):
     assert "are those of the Adam in it" in caplog.text
 
 
+class SAM(torch.optim.Optimizer):
+    """As its papers have it: two backwards a step, at the weights and above them, and the inner optimizer's step."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {"rho": 0.05})
+        self.base = inner
+        self.param_groups = inner.param_groups
+
+    @torch.no_grad()
+    def climb(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p]["before"] = p.clone()
+            p.add_(p.grad, alpha=0.05)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.copy_(self.state[p]["before"])
+        self.base.step()
+
+    def step(self, closure=None):
+        self.climb()
+        with torch.enable_grad():
+            closure()
+        self.second()
+
+
+@pytest.mark.parametrize("has_closure", [True, False])
+def test_every_step_of_a_sam_is_that_of_the_optimizer_in_it(places, caplog, has_closure):
+    caplog.set_level(logging.INFO, "trainermon")
+    model = net()
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    monitor = TrainerMon(QUIET)
+    monitor.set_monitor(model, optimizer)
+    norms = []
+
+    def backward(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(STEPS):
+        x = torch.full((2, 3), step + 1.0)
+        monitor.record(loss=backward(x))
+        if has_closure:
+            optimizer.step(lambda x=x: backward(x))
+        else:
+            optimizer.climb()
+            backward(x)
+            optimizer.second()
+        norms.append(model[0].weight.grad.norm().item())
+        optimizer.zero_grad()
+    monitor.close()
+
+    journal = RankJournal(only_spool(places[0]))
+    assert len(journal.rows) == STEPS
+    found = [journal.of(step, Kind.GRAD_REDUCED)["0.weight"].norm for step in range(STEPS)]
+    assert found == pytest.approx(norms, rel=1e-6)
+    assert journal.events == []
+    assert "parameters were written to" not in caplog.text
+
+
 class Bare(torch.optim.Optimizer):
     def __init__(self, params):
         self.param_groups = [{"params": [*params], "lr": 0.1}]

@@ -14,26 +14,6 @@ QUIET = {"agent": {"start": False}}
 OTHER, HOOKS, COMPILED = "another optimizer (", "hooks on accumulated gradients", "torch.compile"
 
 
-class TwoSteps(torch.optim.Optimizer):
-    """Moves twice in a step, by an optimizer of its own, as sharpness-aware minimization does."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {})
-        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
-
-    @torch.no_grad()
-    def first_step(self):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.add_(parameter.grad, alpha=0.01)
-
-    def second_step(self):
-        self.base.step()
-
-    def step(self, closure=None):
-        raise AssertionError(closure)
-
-
 class Generator(nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,12 +24,6 @@ class Generator(nn.Module):
 
     def by_weights(self, x):
         return x @ self.first.weight.T
-
-
-def two_steps(model, optimizer):
-    optimizer.first_step()
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.second_step()
 
 
 def write(model, optimizer):
@@ -75,7 +49,7 @@ def train(kind, go):
     torch._dynamo.reset()  # of other tests
     gc.collect()
     model = nn.Linear(4, 2)
-    optimizer = TwoSteps(model.parameters()) if kind == "two steps" else torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if kind == "other":
         model.__dict__["other"] = torch.optim.Adam(model.parameters())
     if kind == "hooks":
@@ -92,7 +66,6 @@ def train(kind, go):
 @pytest.mark.parametrize(
     ("kind", "go", "said"),
     [
-        ("two steps", two_steps, {OTHER + "SGD)"}),
         ("other", step_other, {OTHER + "Adam)"}),
         ("hooks", nothing, {HOOKS}),
         ("own", write, {"the script itself writes to them"}),

@@ -12,16 +12,28 @@ WRAPPERS = frozenset({ACCELERATE, "LightningOptimizer"})
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer below any wrapper of accelerate or Lightning, and below those whose steps call no hooks.
+    """Return the optimizer below any wrapper of accelerate or Lightning, and below those whose steps tell too little.
 
     With gradient accumulation `AcceleratedOptimizer.step()` is called in every micro step, and steps in the last one;
-    neither library is imported. torch's own PostLocalSGDOptimizer calls no hooks, as many a Lookahead; only where such
-    a one holds one optimizer is that returned.
+    neither library is imported. torch's own PostLocalSGDOptimizer calls no hooks, as many a Lookahead; one that holds
+    another one over all its parameters, as a SAM, may be stepped through methods of its own, which call the other's
+    `step`. Only where such a one holds one optimizer is that returned.
     """
     inner = optimizer.optimizer if _names(optimizer) & WRAPPERS else None
-    if inner is None and calls_no_hooks(optimizer):
+    if inner is None and (calls_no_hooks(optimizer) or _leaves_its_steps(optimizer)):
         inner = only_held(optimizer)
     return optimizer if inner is None else unwrapped(inner)
+
+
+def _leaves_its_steps(optimizer: object) -> bool:
+    """Return whether a class that is not torch's holds one optimizer, and that one exactly what it holds itself."""
+    if not isinstance(optimizer, Optimizer) or type(optimizer).__module__.startswith("torch."):
+        return False
+    inner = only_held(optimizer)
+    if inner is None:
+        return False
+    ours, theirs = ({id(p) for group in one.param_groups for p in group["params"]} for one in (optimizer, inner))
+    return ours == theirs
 
 
 def calls_no_hooks(optimizer: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks.held_places import HeldModules, num_stepped
+from trainermon.monitor.frameworks.optimizer_wrappers import held_optimizers
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import has_compiled
 from trainermon.monitor.taps.loop.left_out import other_optimizers
@@ -104,20 +105,18 @@ class UnseenChanges:
         if self._has_told_of_step or self._guard.tripped or self._num_writes == self._training.num_writes():
             return
         self._has_told_of_step = True
-        watched = type(self._training.optimizer).__name__
+        watched = self._training.optimizer
+        others = other_optimizers(self._training, [p.tensor for p in self._training.parameters])
+        if any(held is watched for other in others for held in held_optimizers(other).values()):
+            return  # the one around it, as a SAM, writes to them for a step of its own
         self._collector.tell(
-            f"parameters were written to since the last step of the watched {watched} that was seen, and nothing is "
-            f"collected of that: {'; '.join(self._found()) or _NOTHING_FOUND}"
+            f"parameters were written to since the last step of the watched {type(watched).__name__} that was seen, "
+            f"and nothing is collected of that: {'; '.join(self._found(others)) or _NOTHING_FOUND}"
         )
 
-    def _found(self) -> list[str]:
+    def _found(self, optimizers: Iterable[Optimizer]) -> list[str]:
         """Return in words what may have written to the parameters, of what there is in this process."""
-        others = sorted(
-            {
-                type(other).__name__
-                for other in other_optimizers(self._training, [p.tensor for p in self._training.parameters])
-            }
-        )
+        others = sorted({type(other).__name__ for other in optimizers})
         hooked = any(has_own_hook(parameter.tensor) for parameter in self._training.parameters)
         known = (
             (
