@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.dump.encode import encode, encode_output, tensor_form
-from trainermon.dump.facts.module_attributes import ConstructedModule, further_tensors, has_further
+from trainermon.dump.facts.module_attributes import COUNTER, ConstructedModule, further_tensors, has_further
 from trainermon.dump.facts.stacks import call_stack
-from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD, RECOMPUTED
+from trainermon.dump.files.records import BACKWARD, BUFFERS, EXTRA, FORWARD, PARAMETERS_GRAD, RECOMPUTED
 from trainermon.dump.forms import TensorLeaf
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.writer import DumpWriter
@@ -321,6 +321,8 @@ class ModuleCapture:
             if self._gathered:  # by the time the module returns they may be scattered again
                 value["parameters"] = _parameters(watched.module, leaves, gathered=True)
             call = self._new_call(watched, value)
+            if call.number == 0 and module._buffers:
+                value[EXTRA] = {BUFFERS: _buffers(module, leaves)}
             self.writer.record(call.key(FORWARD), leaves)
         self._calls.set_innermost(call)
         if call is not None and not call.has_gradients and torch.is_grad_enabled():
@@ -369,7 +371,7 @@ class ModuleCapture:
             value["parameters"] = _parameters(call.watched.module, leaves, gathered=False)
         facts = _facts(call.watched, leaves)
         self.writer.record(key, leaves)
-        value[EXTRA] = {"order": self.writer.next_order(), **self._extra(), **facts}
+        value[EXTRA] = {"order": self.writer.next_order(), **self._extra(), **facts, **value.get(EXTRA, {})}
         if call.watched.is_root:
             self.writer.add_root(key, value)
         else:
@@ -441,6 +443,19 @@ def _parameters(module: nn.Module, leaves: list[TensorLeaf], *, gathered: bool) 
     for name, parameter in _own_parameters(module, gathered=gathered):
         forms[name] = tensor_form(parameter)
         leaves.append(TensorLeaf(f"parameters.{name}", parameter, forms[name]))
+    return forms
+
+
+def _buffers(module: nn.Module, leaves: list[TensorLeaf]) -> dict[str, Any]:
+    """Return, by name, the forms of a module's own buffers that a checkpoint has, which join `leaves`.
+
+    Those that it has not are made anew from the model's settings. A count of batches depends on how many a step has.
+    """
+    forms = {}
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in (COUNTER, *module._non_persistent_buffers_set):
+            forms[name] = tensor_form(buffer)
+            leaves.append(TensorLeaf(f"{BUFFERS}.{name}", buffer, forms[name]))
     return forms
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 
 from trainermon.dump.encode import tensor_form
-from trainermon.dump.files.records import EXTRA
+from trainermon.dump.files.records import EXTRA, HOOKED, LATER
 from trainermon.dump.forms import TensorForm, TensorLeaf
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
@@ -141,10 +141,18 @@ def _micro_step(place: GradientPlace) -> int:
 
 
 class _OwnedParameter(NamedTuple):
-    """The (key stem, name) of a parameter in every module that owns it, and whether the script has hooks on it."""
+    """A parameter, its (key stem, name) in every module that owns it, and the keys of the hooks it had before."""
 
+    parameter: weakref.ref[Tensor]
     places: list[tuple[str, str]]
-    hooked: bool
+    before: frozenset[int]
+
+    def hooked(self) -> bool | str:
+        """Return whether the script has hooks on it; `LATER`: one since, which may change what the dump has seen."""
+        parameter = self.parameter()
+        hooks = (parameter._backward_hooks if parameter is not None else None) or {}
+        foreign = {key for key, hook in hooks.items() if is_foreign(hook)}
+        return bool(foreign) if foreign <= self.before else LATER
 
 
 class GradientHooks:
@@ -225,9 +233,8 @@ class GradientHooks:
             known = self._watched_parameters.get(id(parameter))
             if known is not None and known() is parameter:
                 continue
-            self._watched_parameters[id(parameter)] = weakref.ref(parameter)
-            hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
-            owned = _OwnedParameter(places, hooked)
+            reference = self._watched_parameters[id(parameter)] = weakref.ref(parameter)
+            owned = _OwnedParameter(reference, places, frozenset(parameter._backward_hooks or ()))
             hook = ContainedCall(self._border, self._parameter_gradient, (owned,))
             self._off_leaves.append(hook_gradient(parameter, hook))
 
@@ -315,8 +322,8 @@ class GradientHooks:
             key = f"{stem}.parameters_grad.{call}"
             forms = self._open.setdefault(key, {})
             form = self._record(key, name, gradient)
-            if owned.hooked:
-                form.add("hooked", value=True)
+            if hooked := owned.hooked():
+                form.add(HOOKED, hooked)
             forms[name] = [form]
             if len(forms) == self._num_parameters[stem]:
                 self._add(key, self._open.pop(key))
@@ -335,7 +342,7 @@ class GradientHooks:
 def _note_tensor(form: TensorForm, watched: _WatchedTensor, place: GradientPlace, backward_pass: int) -> None:
     consumed = watched.consumed
     if watched.hooked or (consumed is not None and consumed.hooked):
-        form.add("hooked", value=True)
+        form.add(HOOKED, value=True)
     if consumed is not None:
         form.more += f', "tensor": {consumed.number}'
         if place.side != "inputs":

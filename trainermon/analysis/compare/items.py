@@ -19,9 +19,12 @@ from trainermon.analysis.compare.merging.assembly import TensorAssembly
 from trainermon.dump.files.reader import RawDump, load_raw, split_key, well_formed
 from trainermon.dump.files.records import (
     BACKWARD,
+    BUFFERS,
     CONSTRUCT_FILE,
     DUMP_FILE,
     EXTRA,
+    HOOKED,
+    LATER,
     PARAMETERS_GRAD,
     RECOMPUTED,
     TENSOR_FOLDER,
@@ -52,7 +55,8 @@ class DumpRow(NamedTuple):
     `checksum` is (algorithm, digits), `data_name` the name of the tensor's file. `more` is what else tells such tensors
     apart: of truth values the number of zeros, of complex numbers the statistics of their parts; None where there is
     nothing more. `merged` says what the row was put together from (`2 parts, tp`); "": it was dumped as it is.
-    `is_summand`: its ranks' parts are to be added up.
+    `is_summand`: its ranks' parts are to be added up. `is_hooked`: of a gradient, a hook that the script has registered
+    since the dump began may have changed it after it was seen.
     """
 
     place: str
@@ -71,6 +75,7 @@ class DumpRow(NamedTuple):
     more: Any = None
     merged: str = ""
     is_summand: bool = False
+    is_hooked: bool = False
 
     @property
     def is_tensor(self) -> bool:
@@ -234,8 +239,7 @@ def _rows(directory: Path, raw: RawDump) -> DumpRows:
 
 def _recomputed(raw: RawDump) -> Iterator[tuple[str, RecomputedPart | None]]:
     for key, value in raw.data.items():
-        extra = value.get(EXTRA) if f".{BACKWARD}" in key and isinstance(value, dict) else None
-        part = extra.get(RECOMPUTED) if isinstance(extra, dict) else None
+        part = _extra(value).get(RECOMPUTED) if f".{BACKWARD}" in key and isinstance(value, dict) else None
         if part:
             yield key, None if part is True else (0, part)
 
@@ -294,12 +298,18 @@ def rows_of_entry(value: Mapping[str, Any], direction: str) -> list[DumpRow]:
         (value.get("input_args", value.get("input")), INPUT, INPUT),
         (value.get("input_kwargs"), INPUT, INPUT),
         (value.get("parameters"), PARAMETERS, PARAMETERS),
+        (_extra(value).get(BUFFERS), BUFFERS, BUFFERS),
         (value.get("output"), OUTPUT, OUTPUT),  # a list, or of a named tuple an object
         (value.get("output_kwargs"), OUTPUT if direction == BACKWARD else INPUT, OUTPUT),
     ):
         if forms:
             _add(items, forms, word, state)
     return items
+
+
+def _extra(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    extra = value.get(EXTRA)
+    return extra if isinstance(extra, dict) else {}
 
 
 def _add(items: list[DumpRow], form: Any, place: str, state: str) -> None:
@@ -343,6 +353,7 @@ def _tensor(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
         None if name is None else sys.intern(name),  # raises where it is no text
         get("zeros") if get("dtype") == "torch.bool" else _parts(get("parts")),
         is_summand="placements" in form and any("Partial" in placement for placement in form["placements"]),
+        is_hooked=get(HOOKED) == LATER,
     )
 
 

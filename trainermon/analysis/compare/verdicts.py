@@ -16,6 +16,7 @@ from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair, differ_below_normal
 from trainermon.analysis.compare.noise import PLAIN, is_coarse, is_limit
+from trainermon.dump.files.records import BUFFERS
 
 PASS = "pass"  # noqa: S105
 WARNING = "warning"
@@ -159,8 +160,9 @@ def row_of(
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
     limit = (call.floor if is_strict else call.tolerance) * call.conditions.get(ours.place, 1.0)
     passes = relative is not None and (relative <= limit or relative <= 2 * noise or ours.place in call.chance)
-    if relative is None or (passes and (difference.unread or _is_hidden(ours, theirs, difference))):
-        why = f"{difference.unread}." if difference.unread else _untold(ours, theirs, relative)
+    why = f"{difference.unread}." if difference.unread else _unseen(ours, theirs)
+    if relative is None or (passes and (why or _is_hidden(ours, theirs, difference))):
+        why = why or _untold(ours, theirs, relative)
         return ResultRow(ours, theirs, difference, NOT_COMPARED, (f"not compared: {why}",))
     if passes:
         return ResultRow(ours, theirs, difference, PASS)
@@ -168,6 +170,11 @@ def row_of(
         return ResultRow(ours, theirs, difference, UNMATCHED, (f"unmatched: {call.apart[ours.place]}",))
     result, message = _meaning(call, ours, theirs, relative)
     return ResultRow(ours, theirs, difference, result, (f"{result}: {message}",))
+
+
+def word_of(row: DumpRow) -> str:
+    """Return what a row that is no result is called in sentences."""
+    return {PARAMETERS: "the parameter", BUFFERS: "the buffer"}.get(row.state, "the input")
 
 
 def is_lone_tensor(ours: DumpRow, theirs: DumpRow) -> bool:
@@ -207,7 +214,7 @@ def _meaning(call: JudgedCall, ours: DumpRow, theirs: DumpRow, relative: float) 
         )
     size = f"{relative:.2g} of its size" if math.isfinite(relative) else "bits only"
     if ours.state != OUTPUT:
-        what = "the parameter" if ours.state == PARAMETERS else "the input"
+        what = word_of(ours)
         if ours.place in call.origins:
             return ERROR, f"{what} differs by {size} before this call, and no call before it made that."
         return WARNING, f"{what} differs by {size} before this call."
@@ -243,6 +250,16 @@ def _flaw(ours: DumpRow, theirs: DumpRow, types: TypePairs) -> str:
     if not ours.is_tensor and repr(ours.max) != repr(theirs.max) and not _are_limits(ours.max, theirs.max):
         return f"argument {ours.max}, but {theirs.max} in the golden dump."
     return ""
+
+
+def _unseen(ours: DumpRow, theirs: DumpRow) -> str:
+    """Return why a gradient may have been changed after it was seen; "" if it was not."""
+    sides = [side for row, side in ((ours, "the target"), (theirs, "the golden dump")) if row.is_hooked]
+    return (
+        f"a hook registered since the dump began may have changed it in {' and '.join(sides)}: begin the dump after it."
+        if sides
+        else ""
+    )
 
 
 def _is_hidden(ours: DumpRow, theirs: DumpRow, difference: DumpRowDifference) -> bool:

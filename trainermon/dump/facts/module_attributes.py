@@ -17,7 +17,8 @@ _OF_TORCH = "torch.nn.modules."
 _PLAIN = (bool, int, float, str, type(None))
 # Longer ones are no setting.
 _MAX_ITEMS = 8
-_COUNTER = "num_batches_tracked"
+COUNTER = "num_batches_tracked"
+"""The buffer in which a normalisation counts its batches."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -57,7 +58,7 @@ def further_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     if not (module.training and "running_mean" in module._buffers):
         for name, buffer in module._buffers.items():
-            if buffer is not None and name != _COUNTER:
+            if buffer is not None and name != COUNTER:
                 yield name, buffer
     if isinstance(module, nn.MultiheadAttention):
         for name, parameter in module.out_proj.named_parameters():

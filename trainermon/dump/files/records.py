@@ -36,6 +36,12 @@ Of modules the number, from 1, of the part of the model that ran again at once; 
 UNSEEN = "not looked at"
 """In the form of a value of another class, under `value`: what it holds is not in the dump."""
 
+HOOKED = "hooked"
+"""In the form of a gradient: the script has a hook on its tensor; `LATER`: one that runs when the dump has seen it."""
+LATER = "later"
+BUFFERS = "buffers"
+"""In a module's extra: its buffers that a checkpoint has, by name, as they stood before its first forward."""
+
 FORWARD = "forward"
 BACKWARD = "backward"
 PARAMETERS_GRAD = "parameters_grad"

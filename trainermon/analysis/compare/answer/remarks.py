@@ -55,9 +55,9 @@ def without_blame(comparison: Comparison) -> str:
     if differing is not None:
         why = f"{_origin(comparison, differing)}{_behind(comparison, differing)}{_other_type(comparison)}"
         return f"No call is to blame: the dumps differ from {both_keys(differing)} on, {why}{_remark(comparison)}."
-    untold = sum(row.result == NOT_COMPARED and not row.difference.unread for row in comparison.rows())
+    untold = _not_compared(comparison)
     if not counts[PASS] and counts[NOT_COMPARED]:
-        return f"Nothing could be compared{f': {_not_compared(untold)}' if untold else ''}."
+        return f"Nothing could be compared{f': {untold}' if untold else ''}."
     if not counts[PASS]:
         why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
         return f"Nothing could be compared: {why}."
@@ -65,7 +65,7 @@ def without_blame(comparison: Comparison) -> str:
     missing = lone if counts[UNMATCHED] else ""
     agreed = f"{_passed(comparison, counts[PASS])}{missing}{_signs(comparison)}{_remark(comparison)}."
     if untold:
-        return f"{_not_compared(untold)}; of the others, {agreed}"
+        return f"{untold}; of the others, {agreed}"
     return f"The dumps agree{' as far as they go' if comparison.gaps or counts[NOT_COMPARED] else ''}: {agreed}"
 
 
@@ -97,8 +97,19 @@ def _other_type(comparison: Comparison) -> str:
     return ""
 
 
-def _not_compared(number: int) -> str:
-    return f"{number:,} rows were not compared, as their statistics tell nothing of one another"
+def _not_compared(comparison: Comparison) -> str:
+    """Return how many rows were read and not compared, and why the first was not, as a clause; "" if none."""
+    untold = [
+        (f"{call.key}.{row.target.place}", row.messages[0].partition(": ")[2].removesuffix("."))
+        for call in comparison.calls
+        for row in call.rows
+        if row.result == NOT_COMPARED and not row.difference.unread and row.target
+    ]
+    if not untold:
+        return ""
+    place, why = untold[0]
+    number = "1 row was not compared," if len(untold) == 1 else f"{len(untold):,} rows were not compared, the first"
+    return f"{number} {place}: {why}"
 
 
 def first_differing(comparison: Comparison) -> CallResult | None:

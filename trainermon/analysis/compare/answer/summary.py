@@ -29,6 +29,7 @@ from trainermon.analysis.compare.verdicts import (
     ResultRow,
     all_compared,
     differs,
+    word_of,
 )
 from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.reader import split_key, stack_of
@@ -395,7 +396,7 @@ def literal_of(call: CallResult) -> ResultRow | None:
 
 def _came_in(call: CallResult) -> str:
     row = next(row for row in call.rows if row.target and row.target.place == call.origin)
-    what = "the parameter" if row.target and row.target.state == PARAMETERS else "the input"
+    what = word_of(row.target) if row.target else "the input"
     size = row.difference.relative
     if size is not None and math.isnan(size):
         return f"{what} is NaN or Inf on one side only before that call, and no call before it made that"

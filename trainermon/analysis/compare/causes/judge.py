@@ -52,7 +52,7 @@ from trainermon.analysis.compare.verdicts import (
     worst,
 )
 from trainermon.dump.files.reader import split_key
-from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.records import BACKWARD, BUFFERS, FORWARD, PARAMETERS_GRAD
 
 _NOTHING = DumpRowDifference(None)
 # What these return is not yet written, or only a view: msprobe leaves them out as well.
@@ -278,8 +278,7 @@ class CallJudge:
         if call.direction == PARAMETERS_GRAD:
             error = worst(error, self._flow.gradient_error(call))
         sharing = self._flow.uses if call.direction == PARAMETERS_GRAD else self._flow.consumers
-        others = {key for each in made for key in sharing(each.item)} - {call.key, *self._flow.above(call.key)}
-        for key in others:
+        for key in {key for each in made for key in sharing(each.item)} - {call.key, *self._flow.above(call.key)}:
             error = worst(error, self._flow.given_error(key))
             if not self._flow.is_within(key, call.key):
                 error = worst(error, self._flow.own_error(key))
@@ -387,7 +386,8 @@ class CallJudge:
                 self._seen.known[value] = error.size
             if value is not None and is_weight:
                 self._seen.weights.add(value)
-            if is_weight or (around is None and (error.item.requires_grad or call.direction == BACKWARD)):
+            is_own = is_weight or error.item.state == BUFFERS
+            if is_own or (around is None and (error.item.requires_grad or call.direction == BACKWARD)):
                 found.append(error.item.place)
             elif around is not None and around not in self._gaps and self._sees_gaps:
                 self._gaps[around] = call.key, error.size
@@ -409,6 +409,7 @@ class CallJudge:
         ]
 
     def _limit(self, call: DumpCall, golden: DumpCall, error: TensorError, floor: float) -> float:
+        floor = self._tolerance(call, golden) if error.item.state == BUFFERS else floor  # statistics of what ran before
         return max(floor, 2 * self._noise(call, golden, error.item, error.golden), cast_roundoff(*error[:2]))
 
     def _weight_limit(self, call: DumpCall, golden: DumpCall, error: TensorError) -> float:
