@@ -93,7 +93,9 @@ def test_single_parameters_are_each_to_blame(tmp_path):
     assert "parameters differ" not in found.headline
 
 
-@pytest.mark.parametrize(("result", "words"), [(1.0, "which was given other inputs"), (4.0, "by what it was given")])
+@pytest.mark.parametrize(
+    ("result", "words"), [(1.0, "which was given other inputs (input.0)"), (4.0, "by what it was given (input.0)")]
+)
 def test_where_inputs_explain_the_difference_no_call_is_to_blame(result, words, tmp_path):
     found = compared(tmp_path, linear(given=4.0, result=result), linear())
 

@@ -91,3 +91,49 @@ def test_what_a_module_gives_a_function_in_it_is_named(tmp_path):
 
     said = "The first difference: Functional.softmax.0.forward in 1 (Softmax) was given 0, where the golden dump has 1 "
     assert headline(comparison).startswith(f"{said}(input.dim), called in ")
+
+
+class Given(nn.Module):
+    """Is given settings, and uses them outside of functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 6)
+
+    def forward(self, given, **settings):
+        return self.last(given)
+
+
+class Giving(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.inner, self.settings = Given(), settings
+
+    def forward(self, given):
+        return self.inner(given, **self.settings)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 6)])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((False, True), "which was given False, where the golden dump has True (input.setting)"),
+        ((3, 1), "which was given 3, where the golden dump has 1 (input.setting)"),
+        ((0.5, 0.25), "which was given 0.5, where the golden dump has 0.25 (input.setting)"),
+        ((torch.ones(2), torch.zeros(2)), "which was given other inputs (input.setting)"),
+    ],
+)
+def test_a_setting_that_nothing_shows_is_named_with_both_values(tmp_path, values, words, shape):
+    for name, value in zip("ab", values, strict=True):
+        torch.manual_seed(0)
+        model = Giving({"setting": value})
+        debugger = PrecisionDebugger(dump_path=str(tmp_path / name), level="L0", task="statistics")
+        debugger.start(model)
+        model(torch.randn(shape)).sum().backward()
+        debugger.stop()
+        debugger.close()
+        PrecisionDebugger.close()
+
+    (comparison,) = compare(tmp_path / "a", tmp_path / "b")
+
+    assert f"Module.inner.Given.forward.0 on, {words}" in headline(comparison)

@@ -270,11 +270,12 @@ def _origin(comparison: Comparison, call: CallResult) -> str:
     states = {row.target.state for row in changed if row.target}
     if PARAMETERS in states:
         return _other_parameters(call)
-    if (argument := argument_of(call)) is not None:
+    if (argument := argument_of(call, is_first=True)) is not None:
         return f"which {given_literal(comparison, call, argument)}"
+    place = next((f" ({row.target.place})" for row in changed if row.target and row.target.state != OUTPUT), "")
     if call.target and call.target.direction == FORWARD and OUTPUT not in states:
-        return "which was given other inputs"
-    return "by what it was given"
+        return f"which was given other inputs{place}"
+    return f"by what it was given{place}"
 
 
 def _other_parameters(call: CallResult) -> str:

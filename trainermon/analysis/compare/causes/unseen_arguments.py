@@ -33,21 +33,28 @@ def with_unseen_argument(calls: list[CallResult]) -> list[CallResult]:
     return [*calls[:at], blamed, *calls[at + 1 :]]
 
 
-def argument_of(call: CallResult) -> ResultRow | None:
-    """Return the row of the plain argument that a forward was given otherwise, if nothing else that it was given is."""
+def argument_of(call: CallResult, *, is_first: bool = False) -> ResultRow | None:
+    """Return the row of the plain argument that a forward was given otherwise, if nothing else that it was given is.
+
+    Not of a number that tensors may have made, unless nothing before differs (`is_first`).
+    """
     if call.target is None or call.golden is None or call.target.direction != FORWARD:
         return None
     given = [row for row in call.rows if row.target and row.golden and row.target.state == INPUT and row.result != PASS]
-    return given[0] if given and all(map(_is_argument, given)) and not _is_one_dimension(call, given) else None
+    are_written = all(_is_argument(row) and (is_first or not _is_number(row)) for row in given)
+    return given[0] if given and are_written and not _is_one_dimension(call, given) else None
 
 
 def _is_argument(row: ResultRow) -> bool:
-    """Return whether a row is of whole numbers, truth values or words; not of a number that tensors may have made."""
+    """Return whether a row is of numbers, truth values or words, and not of a device, which is where a run is."""
     if row.target is None or row.golden is None or not are_plain(row.target, row.golden):
         return False
     values = row.target.max, row.golden.max
-    is_device = any(isinstance(value, str) and DEVICE.fullmatch(value) for value in values)
-    return not is_device and not row.target.dtype == row.golden.dtype == PLAIN
+    return not any(isinstance(value, str) and DEVICE.fullmatch(value) for value in values)
+
+
+def _is_number(row: ResultRow) -> bool:
+    return row.target is not None and row.golden is not None and row.target.dtype == row.golden.dtype == PLAIN
 
 
 def _is_one_dimension(call: CallResult, rows: Sequence[ResultRow]) -> bool:
@@ -56,7 +63,8 @@ def _is_one_dimension(call: CallResult, rows: Sequence[ResultRow]) -> bool:
     if len(rows) != 1 or not shapes or rows[0].target is None or rows[0].golden is None:
         return False
     values = rows[0].target.max, rows[0].golden.max
-    return all(isinstance(value, int) for value in values) and abs(values[0] - values[1]) == len(shapes[0])
+    are_whole = all(type(value) is int for value in values)
+    return are_whole and min(values) < 0 and abs(values[0] - values[1]) == len(shapes[0])
 
 
 def _has_followed(calls: Sequence[CallResult]) -> bool:
