@@ -16,6 +16,7 @@ from trainermon.analysis.compare.causes.judge import CallJudge, JudgedDumps
 from trainermon.analysis.compare.causes.premises import run_types
 from trainermon.analysis.compare.causes.step_before import StepBefore, step_before
 from trainermon.analysis.compare.causes.unseen_arguments import with_unseen_argument
+from trainermon.analysis.compare.causes.whole_model import with_whole_model
 from trainermon.analysis.compare.items import DumpRows, RecomputedPart, read_rows
 from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
@@ -232,6 +233,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         safety=_SAFETY[mode],
     ).judge()
     calls = with_unseen_argument(calls) if mode is Mode.STATISTICS else calls
+    calls = with_whole_model(calls, target, golden, measure)
     return Comparison(
         target=target.directory,
         golden=golden.directory,

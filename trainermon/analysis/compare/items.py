@@ -172,6 +172,7 @@ class DumpRows(NamedTuple):
         sources: Where the tensors are that do not lie in the dump's own folder, by their name.
         recomputed: By the keys of backwards whose forward ran a second time for them (activation checkpointing), of
             which the dump has nothing: which part of the model ran again at once; None where that is not known.
+        whole: The calls of the model as a whole, which are none of `calls`.
         scoped: Whether functions are matched by the module in which they are called, as their numbers depend on how the
             model is spread over ranks.
     """
@@ -184,6 +185,7 @@ class DumpRows(NamedTuple):
     sources: Mapping[str, Path | TensorAssembly] = MappingProxyType({})
     recomputed: Mapping[str, RecomputedPart | None] = MappingProxyType({})
     scoped: bool = False
+    whole: tuple[DumpCall, ...] = ()
 
     @property
     def framework(self) -> str:
@@ -230,7 +232,8 @@ def _rows(directory: Path, raw: RawDump) -> DumpRows:
     return DumpRows(
         directory=directory,
         task=raw.task,
-        calls=tuple(_calls(raw, parents)),
+        calls=tuple(_calls(raw.data, parents)),
+        whole=tuple(_calls(raw.root, {})),
         parents=parents,
         stacks=dict(_stacks(raw)),
         recomputed=dict(_recomputed(raw)),
@@ -269,8 +272,8 @@ def _refuse_cycles(parents: Mapping[str, str]) -> None:
         sound.update(path)
 
 
-def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[DumpCall]:
-    for key, value in raw.data.items():
+def _calls(data: Mapping[str, Any], parents: Mapping[str, str]) -> Iterator[DumpCall]:
+    for key, value in data.items():
         if not isinstance(value, dict):
             continue
         name, family, direction, number = split_key(key)
