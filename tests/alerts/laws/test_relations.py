@@ -19,7 +19,7 @@ from trainermon.alerts.laws.law import LawStep, TensorPlace
 from trainermon.alerts.laws.reductions import Linear, OwnData, UsualScale
 from trainermon.alerts.laws.registry import LAWS
 from trainermon.alerts.laws.replicas import EqualCopies
-from trainermon.alerts.laws.updates import Copied, Moves
+from trainermon.alerts.laws.updates import Copied, Moves, NoLeap
 from trainermon.core.config import MonitorConfig
 from trainermon.core.values import Coordinates, Kind, Placement
 
@@ -241,6 +241,15 @@ class TestEqualCopies:
         assert verdict.judged.tolist() == [[True, False]] * 2
 
 
+def test_a_parameter_without_elements_needs_no_gradient() -> None:
+    empty = Placement(dtype="float32", shape=(0, 3), replicated_over=("dp",))
+    rows: dict[Kind, list[Elements]] = {Kind.GRAD_REDUCED: [[np.zeros(0)]]}
+
+    verdict = Reached({"steps": 0}).judge(step_of(rows, placement={Kind.GRAD_REDUCED: [empty]}))
+
+    assert not verdict.judged.any()
+
+
 class TestMoves:
     def rows(self, after: np.ndarray, gradient: float, rate: float) -> dict[Kind, list[Elements]]:
         weight = np.linspace(-1, 1, 8)
@@ -275,6 +284,32 @@ class TestMoves:
         moved[3] += 1e-7
         step = step_of(self.rows(moved, 1e-2, 1e-3), tensors=[tensor("w"), RATE])
         assert not Moves({}).judge(step).broken.any()
+
+
+class TestNoLeap:
+    def broken(self, *sides: tuple[float, float], rate: float | None = 1e-3) -> list[bool]:
+        """Return of each step whether it breaks the law, given the largest magnitude before and after it."""
+        relation, found = NoLeap({"factor": 1e4}), []
+        for number, (origin, updated) in enumerate(sides):
+            rows: dict[Kind, list[Elements]] = {
+                Kind.PARAM_ORIGIN: [[np.array([-origin, 0.0]), None]],
+                Kind.PARAM_UPDATED: [[np.array([0.0, updated]), None]],
+                Kind.STEP: [[None, None if rate is None else np.array([rate])]],
+            }
+            verdict = relation.judge(step_of(rows, number=number, tensors=[tensor("w"), RATE]))
+            found.append(bool(verdict.broken[0, 0]))
+        return found
+
+    def test_a_leap_in_a_step_or_between_two_is_told_and_only_once(self) -> None:
+        assert self.broken((0.1, 0.1), (0.1, 0.1), (3e37, 3e37), (3e37, 3e37)) == [False, False, True, False]
+        assert self.broken((0.1, 1001.0), (1001.0, 1001.0)) == [True, False]
+        assert self.broken((0.1, 999.0), (999.0, 0.1)) == [False, False]
+
+    def test_what_begins_at_zero_may_become_anything_and_what_begins_near_it_ten_thousand_rates(self) -> None:
+        assert self.broken((0.0, 1e-12), (1e-12, 1e-3), (1e-3, 9.9)) == [False, False, False]
+        assert self.broken((0.0, 0.0), (0.5, 0.5)) == [False, False]
+        assert self.broken((1e-12, 11.0)) == [True]
+        assert self.broken((1e-12, 1e-7), rate=None) == [True]
 
 
 class TestCopied:

@@ -228,10 +228,64 @@ def test_steps_that_are_made_twice_or_undone_are_told(
         assert {finding.series.name for finding in found[rule].findings} == {"2.weight"}
 
 
+class FlippedBit(Loop):
+    def after(self, step: int) -> None:
+        if step == 2:  # long before any usual range is known
+            self.model.get_parameter("2.weight").data.view(torch.int32)[1, 1] ^= 1 << 30
+
+
+class ScaledGradient(Loop):
+    """Plain SGD, whose step shows the size of a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
+
+    def update(self, step: int) -> None:
+        gradient = self.model.get_parameter("2.weight").grad
+        if step == 2 and gradient is not None:
+            gradient *= 65536.0**2
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(("made", "first_step"), [(FlippedBit, 3), (ScaledGradient, 2)])
+def test_a_parameter_that_leaps_is_told_from_the_start(
+    tmp_path: Path, made: Callable[[], Loop], first_step: int
+) -> None:
+    found = alerts_of(written(train(tmp_path, made), 0))
+
+    assert found["parameter-leap"].first_step == first_step
+    assert {finding.series.name for finding in found["parameter-leap"].findings} >= {"2.weight"}
+
+
+class FromZero(Loop):
+    """A low-rank pair of which one begins at zero, a scale at zero, and a rate that warms up from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            for name in ("2.weight", "2.bias"):
+                self.model.get_parameter(name).zero_()
+            self.scale.fill_(1e-6)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def update(self, step: int) -> None:
+        self.optimizer.param_groups[0]["lr"] = 1e-2 * step / STEPS
+        super().update(step)
+
+
+class FromZeroBySGD(FromZero):
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
+
+
 @pytest.mark.parametrize(
     "made",
     [
         Loop,
+        FromZero,
+        FromZeroBySGD,
         OneBatch,
         OneBatchWithoutRate,
         ZerosInPlace,
@@ -247,4 +301,5 @@ def test_steps_that_are_made_twice_or_undone_are_told(
     ],
 )
 def test_what_sound_loops_do_between_steps_is_not_told(tmp_path: Path, made: Callable[[], Loop]) -> None:
-    assert not {"steps-repeated", "parameters-undone"} & set(alerts_of(written(train(tmp_path, made), 0)))
+    told = {"steps-repeated", "parameters-undone", "parameter-leap"}
+    assert not told & set(alerts_of(written(train(tmp_path, made), 0)))

@@ -60,7 +60,7 @@ class Reached(LawRelation):
     def _is_seen_whole(self, step: LawStep, column: int) -> bool:
         held = [of_rank[column] for of_rank in step.placements[Kind.GRAD_REDUCED]]
         known = [placement for placement in held if placement is not None]
-        if not known or _BY_DESIGN in step.tensors[column].name:
+        if not known or _BY_DESIGN in step.tensors[column].name or 0 in known[0].shape:
             return False
         is_spread = any(placement.partitioned_over or placement.length is not None for placement in known)
         return not is_spread or bool(data_groups(step.places))

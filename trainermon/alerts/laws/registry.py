@@ -23,7 +23,7 @@ from trainermon.alerts.laws.restarts import RESTART_LAWS
 from trainermon.alerts.laws.setting_laws import SETTING_LAWS
 from trainermon.alerts.laws.starts import AlikeAtStart, AliveModules, EachLayerOnce
 from trainermon.alerts.laws.told import TOLD
-from trainermon.alerts.laws.updates import Copied, Moves, NotUndone
+from trainermon.alerts.laws.updates import Copied, Moves, NoLeap, NotUndone
 from trainermon.core.catalogue import (
     BATCH_REUSED,
     GRADIENT_KEPT,
@@ -72,6 +72,23 @@ LAWS: tuple[Law, ...] = (
             "two modules that should share a weight are kept equal by copying, in the wrong direction",
         ),
         look_at="what writes to these parameters between one step and the next forward",
+    ),
+    Law(
+        name="no-leap",
+        sentence="A parameter's largest element is never ten thousand times what it was a step before.",
+        broken="Parameters became ten thousand times as large, and more, at once",
+        rows=(Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.STEP),
+        phase="optimizer",
+        relation=NoLeap,
+        settings={"factor": 1e4},
+        tolerance="what was smaller than the learning rate counts as that large",
+        exceptions=("parameters that were all zeros",),
+        causes=(
+            "a bit has flipped in the memory of an accelerator",
+            "the script, or a load, wrote something else into the parameter",
+            "the step was made with a gradient that is still multiplied by the loss scale, or not clipped",
+        ),
+        look_at="whether it leapt between two steps, when no optimizer writes; another rank's copy shows what it was",
     ),
     Law(
         name="copied",

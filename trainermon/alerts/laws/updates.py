@@ -99,6 +99,35 @@ class NotUndone(LawRelation):
         return LawVerdict(size, np.ones(size.shape), ~np.isnan(origin[:, COUNT]))
 
 
+class NoLeap(LawRelation):
+    """A parameter's largest element never becomes `factor` times what it was, in a step or between two steps.
+
+    The size is how many times: the largest magnitude when a step begins over that which the step before had left, or
+    that after the step over that before it, whichever is more. What was smaller than the greatest learning rate counts
+    as that large: of what begins near zero an optimizer makes that much at once. Nothing is said of what was all zeros.
+    """
+
+    def __init__(self, settings: Mapping[str, float]) -> None:
+        super().__init__(settings)
+        self._left: dict[tuple[int, int], Array] = {}
+
+    def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
+        origin, updated = (DERIVED["absmax"](np.moveaxis(step.rows[kind], 1, 0)) for kind in _WEIGHTS)
+        rate = np.nan_to_num(_rates(step, np.fmax))[:, None]
+        before = np.full(origin.shape, np.nan)
+        for place, where in enumerate(step.places):
+            left = self._left.get((where.rank, step.attempt), before[place])
+            before[place, : len(left)] = left[: origin.shape[1]]
+            self._left = {key: kept for key, kept in self._left.items() if key != (where.rank, step.attempt - 1)}
+            self._left[where.rank, step.attempt] = np.where(np.isnan(updated[place]), origin[place], updated[place])
+        times = [
+            np.where(was > 0, now / np.maximum(was, rate), np.nan) for was, now in ((before, origin), (origin, updated))
+        ]
+        size = np.fmax(*times)
+        return LawVerdict(size, np.full(size.shape, self.settings["factor"]), ~np.isnan(size))
+
+
+_WEIGHTS = (Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED)
 _LOOKS_BACK = 4  # steps
 
 
@@ -121,12 +150,15 @@ _MOVED = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN)
 
 def least_rate(step: LawStep) -> Array | None:
     """Return, by rank, the least learning rate of its groups; None if no rank shows one."""
+    least = _rates(step, np.fmin)
+    return None if np.isnan(least).all() else least
+
+
+def _rates(step: LawStep, of_groups: np.ufunc) -> Array:
+    """Return one of the learning rates of its groups by rank; NaN where it shows none."""
     columns = [n for n, tensor in enumerate(step.tensors) if tensor.name == LEARNING_RATE_SERIES]
-    rates = step.rows[Kind.STEP][:, :, columns]
-    if not columns or np.isnan(rates[:, COUNT]).all():
-        return None
-    least: Array = np.fmin.reduce(rates[:, SUM], axis=1)
-    return least
+    found: Array = of_groups.reduce(step.rows[Kind.STEP][:, SUM, columns], axis=1, initial=np.nan)
+    return found
 
 
 def of_step(step: LawStep, name: str) -> Array:
