@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from trainermon.monitor.session.attached_rank import AttachedRank
 
+    Numbers = Tensor | float | Mapping[str, Tensor | float]
+
 logger = logging.getLogger("trainermon")
 
 MAX_STEP = 2**53
@@ -107,11 +109,13 @@ class TrainerMon(CallsOfMsprobe):
         for note in notes:
             logger.warning("%s", note)
 
-    def record(self, *, loss: Tensor | float | None = None, **values: Tensor | float) -> None:
+    def record(self, *, loss: Numbers | None = None, **values: Numbers) -> None:
         """Record the loss, and any other number of the step (`lr=…`, `tokens=…`), under the step it belongs to.
 
-        A tensor may have any shape; it is reduced to its moments on its device, and nothing waits for it. Of several
-        calls in one step (one per micro step), the last one counts.
+        The numbers of a mapping are recorded under their own names: of `loss={"lm": …, "mtp": …}` none is the loss that
+        the rules watch, unless it has one of the name `loss`. What is no number is left out, and logged once. A tensor
+        may have any shape; it is reduced to its moments on its device, and nothing waits for it. Of several calls in
+        one step (one per micro step), the last one counts.
         """
         if loss is not None:
             values["loss"] = loss

@@ -54,7 +54,7 @@ def test_rows_are_those_of_float64(spool, mode):
     for _ in range(3):
         before = [parameter.asnumpy().copy() for parameter in training.optimizer.parameters]
         loss = training.step()
-        monitor.record(loss=loss)
+        monitor.record(loss={"loss": loss, "half": loss / 2})
         optimizer = training.optimizer
         held = (optimizer.parameters, optimizer.moments1, optimizer.moments2)
         after = [[ms.Tensor(each.asnumpy().copy()) for each in tensors] for tensors in held]
@@ -66,6 +66,7 @@ def test_rows_are_those_of_float64(spool, mode):
     kinds = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
     for step, (loss, *tensors) in enumerate(kept):
         assert journal.of(step, Kind.LOSS)["loss"].sum == float(loss)
+        assert journal.of(step, Kind.STEP)["half"].sum == float(loss) / 2
         for kind, of_kind in zip(kinds, tensors, strict=True):
             assert_rows(journal.of(step, kind), dict(zip(names, of_kind, strict=True)))
     assert journal.of(2, Kind.STEP)["learning_rate.0"].max == pytest.approx(1e-2)

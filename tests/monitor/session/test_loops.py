@@ -280,8 +280,23 @@ def test_a_value_that_is_no_number_is_left_out_and_named(places, caplog):
 
     watched(loop)
 
-    assert "record(accuracy=…) is left out: found str, expected a number or a tensor" in caplog.text
+    assert caplog.text.count("record(accuracy=…) is left out: found str, expected a number or a tensor") == 1
     assert sorted(RankJournal(only_spool(places[0])).rows) == [0, 1]
+
+
+def test_losses_of_a_mapping_are_recorded_by_their_names(places):
+    def loop(model, optimizer, monitor):
+        for step in range(2):
+            model.loss(torch.randn(3, 4)).backward()
+            monitor.record(loss={"loss": 1.0 + step, "lm": torch.tensor(0.75), 2: 0.25}, accuracy=0.5)
+            optimizer.step()
+
+    watched(loop)
+
+    journal = RankJournal(only_spool(places[0]))
+    assert [journal.of(step, Kind.LOSS)["loss"].sum for step in (0, 1)] == [1, 2]
+    found = {name: row.sum for name, row in journal.of(1, Kind.STEP).items() if name in ("lm", "2", "accuracy")}
+    assert found == {"lm": 0.75, "2": 0.25, "accuracy": 0.5}
 
 
 def test_an_optimizer_that_is_not_used_any_more_costs_no_memory(places, caplog, monkeypatch):

@@ -23,7 +23,7 @@ from trainermon.monitor.mindspore.place import kept_settings
 from trainermon.monitor.mindspore.step_loop import CellLoop, CellParts
 from trainermon.monitor.mindspore.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.mindspore.training import CellTraining
-from trainermon.monitor.session.attached_rank import AttachedRank, number_or_none
+from trainermon.monitor.session.attached_rank import AttachedRank
 from trainermon.statistics.mindspore.moments import MomentsOfTensors, is_readable
 
 
@@ -119,14 +119,10 @@ class AttachedCell(AttachedRank):
             check_compiled(config, self._loop.watched)
         return check_against_model(config, self._training, self._coordinates)
 
-    def _number(self, name: str, value: object) -> Any:
-        return number_or_none(name, value, _as_number)
-
-
-def _as_number(value: object) -> Any:
-    """Return a readable tensor, or a float."""
-    if not isinstance(value, Tensor):
-        return float(value)  # type: ignore[arg-type]
-    if not is_readable(value):
-        raise TypeError(f"a tensor of {value.dtype}")
-    return value
+    def _number(self, value: object) -> Any:
+        """Return a readable tensor, or a float."""
+        if not isinstance(value, Tensor):
+            return float(value)  # type: ignore[arg-type]
+        if not is_readable(value):
+            raise TypeError(f"a tensor of {value.dtype}")
+        return value

@@ -17,7 +17,7 @@ from trainermon.monitor.environment.accelerator import describe_accelerator
 from trainermon.monitor.environment.kept_settings import kept_settings
 from trainermon.monitor.gradient_probe.readings import GradientReader
 from trainermon.monitor.gradient_probe.run_signs import RunSigns
-from trainermon.monitor.session.attached_rank import AttachedRank, number_or_none
+from trainermon.monitor.session.attached_rank import AttachedRank
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.monitor.session.dumps import RankDumps
@@ -98,9 +98,13 @@ class AttachedTraining(AttachedRank):
     def _checked(self, config: MonitorConfig) -> MonitorConfig:
         return check_against_model(config, self._parts.training, self._coordinates)
 
-    def _number(self, name: str, value: object) -> Tensor | float | None:
-        number: Tensor | float | None = number_or_none(name, value, _as_number)
-        return number
+    def _number(self, value: object) -> Tensor | float:
+        """Return a readable tensor, or a float."""
+        if not isinstance(value, Tensor):
+            return float(value)  # type: ignore[arg-type]
+        if value.device.type == "meta" or value.layout not in _READABLE or value.is_quantized or value.is_nested:
+            raise TypeError(f"a tensor that is {value.layout}, {value.dtype}, on {value.device}")
+        return value
 
     def _has_news(self) -> bool:
         return self._witness.has_news or super()._has_news()
@@ -116,12 +120,3 @@ class AttachedTraining(AttachedRank):
     def _close_files(self) -> None:
         self._witness.close()
         super()._close_files()
-
-
-def _as_number(value: object) -> Tensor | float:
-    """Return a readable tensor, or a float."""
-    if not isinstance(value, Tensor):
-        return float(value)  # type: ignore[arg-type]
-    if value.device.type == "meta" or value.layout not in _READABLE or value.is_quantized or value.is_nested:
-        raise TypeError(f"a tensor that is {value.layout}, {value.dtype}, on {value.device}")
-    return value

@@ -126,6 +126,7 @@ class AttachedRank(abc.ABC):
         self._first_step = 0
         self._reconfiguration = LiveReconfiguration(self._files.page, self._files.journal, self._reconfigure)
         self._polled_epoch = -1  # none
+        self._left_out: set[str] = set()  # names that the script records, and no numbers
         # On one rank of the job; in a pipeline the loss is that of another one.
         self._is_loss_awaited = coordinates.rank == 0 and coordinates.pp_size == 1
 
@@ -196,18 +197,34 @@ class AttachedRank(abc.ABC):
         """Return the configuration for this rank; raise a TrainermonError if the model does not have what it asks."""
 
     @abc.abstractmethod
-    def _number(self, name: str, value: object) -> Any:
-        """Return what can be filed of a value of the script's; None for what is no number, which the log says."""
+    def _number(self, value: object) -> Any:
+        """Return what can be filed of a value of the script's; raise a TypeError or ValueError if it is no number."""
 
     def stop_in_child(self) -> None:
         """Stop monitoring in a forked child: the run is its parent's."""
         self._guard.tripped = True
 
     def record(self, values: Mapping[str, Any]) -> None:
-        """Record numbers of the step; raises nothing. A value that is not a number is dropped and logged."""
-        numbers = {name: number for name, value in values.items() if (number := self._number(name, value)) is not None}
+        """Record numbers of the step, those of a mapping under their own names; raises nothing.
+
+        A value that is not a number is dropped, and logged once.
+        """
+        found = {name: self._number_or_none(name, value) for name, value in _flat(values)}
+        numbers = {name: number for name, number in found.items() if number is not None}
         if self._loop is not None and os.getpid() == self._pid:
             self._guard.wrap(self._loop.values.record)(numbers)
+
+    def _number_or_none(self, name: str, value: object) -> Any:
+        try:
+            return self._number(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            if name not in self._left_out:
+                self._left_out.add(name)
+                kind = type(value).__name__
+                logger.warning(
+                    "record(%s=…) is left out: found %s, expected a number or a tensor (%s)", name, kind, error
+                )
+            return None
 
     def file(self, name: str, tensor: Any) -> None:
         """Record the statistics of a tensor under `name` in the step that runs; raises nothing."""
@@ -366,15 +383,13 @@ class AttachedRank(abc.ABC):
         return before
 
 
-def number_or_none(name: str, value: object, as_number: Callable[[object], Any]) -> Any:
-    """Return what `as_number` makes of a value that the script records; None if it refuses, which the log says."""
-    try:
-        return as_number(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        logger.warning(
-            "record(%s=…) is left out: found %s, expected a number or a tensor (%s)", name, type(value).__name__, error
-        )
-        return None
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield values by name, those of a mapping by their names in it: `loss={"lm": …, "mtp": …}`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((str(part), one) for part, one in value.items())
+        else:
+            yield name, value
 
 
 def _contained(ending: Callable[[], None]) -> None:
