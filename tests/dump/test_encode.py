@@ -270,19 +270,24 @@ class Keeping:
         vars(self).update(kept)
 
 
+def returned(value):
+    return slots(value, lambda value, leaves: encode(value, "output.0", leaves))
+
+
 def test_what_an_object_of_any_class_keeps_is_told_where_it_holds_tensors():
     tensor = torch.ones(2)
     layer = Keeping(keys=tensor, size=3, config=Keeping(name="small"))
     cache = Keeping(layers=[layer, layer], empty=[], module=torch.nn.Linear(2, 2), owner=layer)
     vars(layer).update(owner=cache)
 
-    assert slots(Slotted(tensor)) == ["input.0._Slotted__hidden"]
-    assert slots(cache) == ["input.0.layers.0.keys"]
-    assert slots({"cache": [Keeping(state=(tensor, None))]}) == ["input.0.cache.0.state.0"]
-    assert slots(collections.deque([tensor])) == ["input.0.0"]
-    assert slots({0: tensor}.values()) == ["input.0.0"]
+    assert returned(Slotted(tensor)) == ["output.0._Slotted__hidden"]
+    assert returned(cache) == ["output.0.layers.0.keys"]
+    assert returned({"cache": [Keeping(state=(tensor, None))]}) == ["output.0.cache.0.state.0"]
+    assert returned(collections.deque([tensor])) == ["output.0.0"]
+    assert returned({0: tensor}.values()) == ["output.0.0"]
+    assert slots(cache) == []  # a cache that each layer is given would be told as often as there are layers
     for none in (Keeping(size=3), Keeping, Keeping(module=torch.nn.Linear(2, 2)), torch, lambda: tensor):
-        assert encode(none, "input.0", []) is None
+        assert encode(none, "output.0", []) is None
 
 
 def test_what_cannot_be_looked_at_is_told():

@@ -41,10 +41,10 @@ def encode(
     """Return what stands for `value` in dump.json (see `forms.json_text`), and append every tensor inside to `leaves`.
 
     A tensor becomes a `TensorForm`, which has no statistics yet; a scalar a dict of its type and value (a text without
-    secrets); a container stays one, and is cut after 1 024 items. Of an object of another class its attributes that
-    hold tensors are told (see `object_form`), of a module or an optimizer nothing: its tensors stand elsewhere. What is
-    deeper than 16 levels is `unseen`. `slot` is the place of `value` (`input.0`), `depth` the number of levels still
-    allowed, `entered` the ids of the objects around it. No device is touched.
+    secrets); a container stays one, and is cut after 1 024 items. Of an object of another class that a call returns its
+    attributes that hold tensors are told (see `object_form`), of a module or an optimizer nothing: its tensors stand
+    elsewhere. What is deeper than 16 levels is `unseen`. `slot` is the place of `value` (`input.0`), `depth` the number
+    of levels still allowed, `entered` the ids of the objects around it. No device is touched.
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
@@ -122,7 +122,7 @@ def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: in
     parts = ordered_items(value)
     if parts is not None:
         return [inner(index, item) for index, item in enumerate(parts)]
-    return None if isinstance(value, nn.Module | Optimizer) else object_form(value, entered, inner)
+    return None if isinstance(value, nn.Module | Optimizer) else object_form(value, slot, entered, inner)
 
 
 def _message(operation: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from trainermon.core.environment.secrets import clean_argument
 from trainermon.dump.files.numbers import NO_NUMBERS
 from trainermon.dump.files.records import IN_GRAD, IN_VMAP, TRANSFORMED, UNSEEN
 
+_GIVEN = "input", "kwargs"  # the first words of the places of what a call is given
+
 # The JSON of a string, by the encoder's own function: 0.1 µs.
 quoted = encode_basestring_ascii
 _COUNTS = re.compile(r'"nans": (\d+), "infs": (\d+)')
@@ -146,13 +148,18 @@ def unseen(value: Any) -> dict[str, Any]:
     return {"type": type(value).__name__, "value": UNSEEN}
 
 
-def object_form(value: Any, entered: set[int], encode: Callable[[str, Any], Any]) -> Any:
+def object_form(value: Any, slot: str, entered: set[int], encode: Callable[[str, Any], Any]) -> Any:
     """Return the form of an object of any other class: its attributes that hold tensors; None if none does.
+
+    None, too, of one that a call is given: a cache of keys and values goes through all layers, and would be written as
+    often, with what each of them has added. `slot` is the place of `value` (`output.0`).
 
     `encode(name, item)` returns the form of an attribute. What cannot be looked at is `unseen`: a set, whose order is
     chance, an iterator, which would be used up, and objects beyond the 1 024th. Each object is entered once, by the
     ids in `entered`: they may hold one another.
     """
+    if slot.startswith(_GIVEN):
+        return None
     if isinstance(value, Set | Iterator):
         return unseen(value)
     attributes = _attributes(value)

@@ -38,8 +38,8 @@ def encode(
     """Return what stands for `value` in dump.json, and append every tensor inside to `leaves`.
 
     As `dump.encode.encode` does for torch: a tensor becomes a `TensorForm` without statistics, a scalar a dict of its
-    type and value; a container stays one, cut after 1 024 items; of an object of another class the attributes that hold
-    tensors are told, of a cell nothing. What is deeper than 16 levels is `unseen`.
+    type and value; a container stays one, cut after 1 024 items; of an object of another class that a cell
+    returns the attributes that hold tensors are told, of a cell nothing. What is deeper than 16 levels is `unseen`.
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
@@ -67,7 +67,7 @@ def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: in
     parts = ordered_items(value)
     if parts is not None:
         return [inner(number, item) for number, item in enumerate(parts)]
-    return None if isinstance(value, Cell) else object_form(value, entered, inner)
+    return None if isinstance(value, Cell) else object_form(value, slot, entered, inner)
 
 
 def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[TensorLeaf]]:
