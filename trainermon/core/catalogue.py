@@ -129,6 +129,10 @@ ACCELERATOR_SERIES = (
 BATCH_REUSED = "batch_reused"
 """`Kind.STEP`: a row of 1 where every forward of a step was given the very tensors that the forward before was."""
 
+UNEVEN_STEPS = "uneven_steps"
+"""`Kind.STEP`: a row of 1 on each step under torch's `Join`, where ranks may take different numbers of steps: from the
+first one on they are not compared by step."""
+
 STEP_REPEATED = "step_repeated"
 """`Kind.STEP`: a row where the optimizer steps once more with the gradients of the step before; how often so far."""
 

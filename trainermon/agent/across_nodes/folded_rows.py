@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.agent.consumers import RecordConsumer
+from trainermon.alerts.across_ranks.uneven import are_uneven
 from trainermon.alerts.laws.groups import DATA_AXES, is_plain
 from trainermon.core.derived import COUNT, MAX, MIN, SUM, SUM_SQ
 from trainermon.core.journal import Header
@@ -140,6 +141,8 @@ class _FoldedSeries:
             for key, placement in zip(header.series, header.placements, strict=True)
             if key.kind is Kind.GRAD_REDUCED
         }
+        if are_uneven(header.series):
+            reduced.clear()  # ranks of one step number are not at the same step
         numbers: dict[tuple[Kind, Fold], int] = {}
         self._fold_of = np.full(len(header.series), -1, np.intp)
         self._signs = np.ones(len(header.series))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.alerts.across_ranks.peers import AXES, copy_axes
+from trainermon.alerts.across_ranks.uneven import are_uneven
 from trainermon.core.journal import Header
 from trainermon.core.journal.patterns import ByPattern
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
@@ -151,12 +152,13 @@ class _ChecksumSeries:
         return np.flatnonzero(self._is_checksum[series])
 
     def _meet(self, header: Header) -> None:
+        is_compared = not are_uneven(header.series)
         for key, placement in zip(
             header.series[len(self.copies) :], header.placements[len(self.copies) :], strict=True
         ):
-            is_copy = key.kind is Kind.CHECKSUM and placement is not None
+            is_copy = is_compared and key.kind is Kind.CHECKSUM and placement is not None
             self.copies.append(copies_of(key, placement, header.coordinates) if is_copy and placement else None)
-        self._is_checksum = np.array([copies is not None for copies in self.copies])
+        self._is_checksum = np.array([is_compared and copies is not None for copies in self.copies])
         self._hashes = np.array([_hash(copies.name) if copies else 0 for copies in self.copies], np.uint64)
 
 

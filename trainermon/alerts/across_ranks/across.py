@@ -20,6 +20,7 @@ import numpy as np
 from trainermon.alerts.across_ranks.comparing import ComparedSeries, ComparisonMemory
 from trainermon.alerts.across_ranks.comparisons import make_comparison
 from trainermon.alerts.across_ranks.peers import PeerPart
+from trainermon.alerts.across_ranks.uneven import UnevenRanks
 from trainermon.alerts.batch import TakenStep
 from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.rules import AlertRule
@@ -86,6 +87,7 @@ class AcrossRanks:
         self._attempt = -1
         self._over: frozenset[int] = frozenset()
         self._steps = self._no_steps()
+        self._uneven = UnevenRanks()
 
     @property
     def slowness(self) -> dict[int, float]:
@@ -104,8 +106,11 @@ class AcrossRanks:
         return max((self._comparisons[name].num_compared for name in rules), default=0)
 
     def add(self, header: Header, time_s: float, taken: TakenStep) -> Iterator[ComparedStep]:
-        """Record one step of one rank, and yield the steps that are complete now, oldest first."""
-        if not self.meet(header):
+        """Record one step of one rank, and yield the steps that are complete now, oldest first.
+
+        None of ranks that may take different numbers of steps: theirs of one number are not the same step.
+        """
+        if not self.meet(header) or self._uneven.include(header):
             return
         place = header.coordinates
         parts = {look.watch.rule.name: self._part(header, time_s, look, taken) for look in taken.compared}
@@ -122,6 +127,7 @@ class AcrossRanks:
             self._attempt = header.attempt
             self._over = frozenset()
             self._steps = self._no_steps()
+            self._uneven = UnevenRanks()
             for comparison in self._comparisons.values():
                 comparison.reset()
         for steps in self._steps:

@@ -53,6 +53,10 @@ class DdpTraining(plain.PlainTraining):
 
         return [hook_accumulated(p.tensor, hook_of(i)) for i, p in enumerate(self.parameters)]
 
+    def allows_uneven_steps(self) -> bool:
+        """Return whether the model trains under torch's `Join`: ranks with fewer batches only shadow the others."""
+        return any(wrapper._join_config.enable for wrapper in self.wrappers)
+
     def is_reduced_now(self) -> bool:
         """Return, at the end of a backward, whether DDP reduced its gradients: it was outside of `no_sync()`."""
         return any(wrapper.require_backward_grad_sync for wrapper in self.wrappers)

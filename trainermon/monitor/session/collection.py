@@ -36,6 +36,7 @@ from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
 from trainermon.monitor.taps.loop.reused_batch import ReusedBatch
 from trainermon.monitor.taps.loop.shared_memory import SharedMemory
 from trainermon.monitor.taps.loop.torch_warnings import TorchWarnings
+from trainermon.monitor.taps.loop.uneven_steps import UnevenSteps
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
@@ -226,6 +227,7 @@ class TapCollection:
             LateClipping(training, collector, steps, self._values),
             ModuleSettings(training, collector),
             TorchWarnings(collector, steps),
+            UnevenSteps(training, collector),
         ]
         if self._config.xy_distribution:
             taps.append(ReusedBatch(collector, steps))

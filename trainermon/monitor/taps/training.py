@@ -227,6 +227,10 @@ class Training(abc.ABC):
         """Return whether the outer step that has begun still runs; it may have been left by an exception."""
         return True
 
+    def allows_uneven_steps(self) -> bool:
+        """Return whether ranks may take different numbers of steps now, so that equal numbers mean different steps."""
+        return False
+
     def gradient_versions(self) -> list[GradientVersion]:
         """Return by parameter its gradient and how often that was written to so far; empty if not known."""
         return []
