@@ -14,17 +14,19 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainermon.agent.lifecycle.lock import SETTINGS_FILE, AgentStatus, RunLock, claim, write_status
 from trainermon.agent.lifecycle.open_files import LoopFaults, raise_file_limit
 from trainermon.agent.lifecycle.overrides import add_overrides, overridden
 from trainermon.agent.lifecycle.process import open_log, settle
 from trainermon.core.errors import ConfigError, StoreError, TrainermonError
+from trainermon.core.spool import list_ranks, rank_alive
 
 if TYPE_CHECKING:
     from trainermon.agent.assembly import AgentParts
@@ -34,8 +36,16 @@ if TYPE_CHECKING:
 SUMMARY = "follow the journals of one run on this node: store, rules, metrics and page"
 START_RETRY_S = 5.0
 END_LIMIT_S = 2.0
+COUNT_LIMIT_S = 2.0
 
 _log = logging.getLogger(__name__)
+
+
+class _Following(NamedTuple):
+    """What an agent has done: by rank, up to where its journal is stored, and whether that is everything."""
+
+    stored: Mapping[int, JournalPosition]
+    is_done: bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +76,8 @@ def main(args: argparse.Namespace) -> int:
     status = None
     while status is None:
         settings = overridden(load_settings(spool), args)
-        write_status(spool, AgentStatus(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
+        with contextlib.suppress(OSError):  # a full disk: what is in the spool can be read all the same
+            write_status(spool, AgentStatus(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
         host = args.node_name or socket.gethostname()
         status = follow(spool, settings, lock, host=host, log_to_stderr=args.log_to_stderr)
     lock.close()
@@ -101,8 +112,10 @@ def follow(
     executor = ThreadPoolExecutor(1, thread_name_prefix="store")
     status: int | None = 1
     try:
-        stored = asyncio.run(_follow(spool, settings, executor, lock=lock, host=host))
-        if stored is not None:
+        stored, is_done = asyncio.run(_follow(spool, settings, executor, lock=lock, host=host))
+        if not is_done:
+            _tell_unstored(spool, stored, lock)
+        else:
             status = 0
             if remove_run_spool(spool, stored):
                 _log.info("everything is stored; the spool is gone")
@@ -118,10 +131,7 @@ def follow(
     return status
 
 
-async def _follow(
-    spool: Path, settings: AgentSettings, executor: Executor, *, lock: RunLock, host: str
-) -> Mapping[int, JournalPosition] | None:
-    """Return, by rank, up to where its journal is stored, or None if not everything in the spool is."""
+async def _follow(spool: Path, settings: AgentSettings, executor: Executor, *, lock: RunLock, host: str) -> _Following:
     from trainermon.agent.loop import NodeAgent
 
     loop = asyncio.get_running_loop()
@@ -132,23 +142,47 @@ async def _follow(
         loop.add_signal_handler(number, stopping.set)
     parts = await _assembled(spool, settings, executor, stopping, host=host)
     if parts is None:
-        return None
+        return _Following({}, is_done=False)
     agent = NodeAgent(parts, executor, host=host, lock=lock)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     if stopping.is_set():
         agent.stop()
-    return parts.pipeline.flushed if await agent.run() else None
+    is_done = await agent.run()
+    return _Following(parts.pipeline.flushed, is_done)
+
+
+def _tell_unstored(spool: Path, stored: Mapping[int, JournalPosition], lock: RunLock) -> None:
+    """Log how much this agent leaves behind in a spool that is still its own."""
+    from trainermon.agent.lifecycle.release import num_unstored
+
+    if lock.is_lost(spool):
+        return
+    number, is_all = num_unstored(spool, stored, limit_s=COUNT_LIMIT_S)
+    if number or not is_all:
+        _log.warning(
+            "this agent ends with %s%d records of steps not stored; they stay in %s, and are stored by the next one: "
+            "trainermon agent %s",
+            "" if is_all else "at least ",
+            number,
+            spool,
+            spool,
+        )
 
 
 async def _assembled(
     spool: Path, settings: AgentSettings, executor: Executor, stopping: asyncio.Event, *, host: str
 ) -> AgentParts | None:
-    """Return the agent's parts, however long the run directory cannot be used, or None if it is told to leave first."""
+    """Return the agent's parts once the run directory can be used, which is tried again until it can.
+
+    None if the agent is told to leave first, or no rank has been there for too long.
+    """
     from trainermon.agent.assembly import assemble
+    from trainermon.agent.lifecycle.release import give_up_s
 
     node_dir = settings.run_dir / "nodes" / host
     stop = asyncio.ensure_future(stopping.wait())
+    lived_s = time.monotonic()
     while not stop.done():
         job = asyncio.get_running_loop().run_in_executor(executor, assemble, spool, settings, node_dir, executor)
         await asyncio.wait((job, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -164,7 +198,12 @@ async def _assembled(
         status = AgentStatus(pid=os.getpid(), run_id=settings.run_id, output=settings.output, problem=str(error))
         with contextlib.suppress(OSError):
             write_status(spool, status)
+        if any(rank_alive(spool, rank) for rank in list_ranks(spool)):
+            lived_s = time.monotonic()
+        elif time.monotonic() - lived_s > give_up_s(spool, settings.agent.linger_s):
+            break
         await asyncio.wait((stop,), timeout=START_RETRY_S)
+    stop.cancel()
     return None
 
 

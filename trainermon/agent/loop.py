@@ -25,13 +25,15 @@ from trainermon.agent.turn.faults import TurnFaults
 from trainermon.agent.turn.looks import RankLooks
 from trainermon.agent.turn.rank_files import RankFiles
 from trainermon.agent.turn.records import RecordTurns
-from trainermon.agent.turn.states import DRAIN_LIMIT_S, AgentStates
+from trainermon.agent.turn.states import AgentStates
 from trainermon.agent.turn.status import StatusReporter
 from trainermon.agent.web.listener import AgentListener
 from trainermon.agent.web.overview import RunOverview
 
 BUSY_PAUSE_S = 0.01
 MAX_PAUSE_S = 0.05
+REPEAT_PAUSE_S = 0.5
+"""Where no rank lives, and all that is left to do is to try to store again."""
 FAULT_PAUSE_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class NodeAgent:
             metrics=parts.views.metrics,
             alerts=parts.alerting.book,
         )
-        self._stopping = False
+        self._stopping = self._has_given_up = False
 
     def stop(self) -> None:
         """Ask the agent to store what it has read, and to end soon."""
@@ -95,7 +97,7 @@ class NodeAgent:
                     num_records = self._turn(time.monotonic())
                     if self._is_over() or self._claim.check():
                         break
-                    pause_s = BUSY_PAUSE_S if num_records else min(2 * pause_s, MAX_PAUSE_S)
+                    pause_s = BUSY_PAUSE_S if num_records else min(2 * pause_s, self._longest_pause_s)
                     self._faults.end_row()
                 except Exception:  # noqa: BLE001 - the border: a fault in a turn must not end the watching
                     pause_s = FAULT_PAUSE_S
@@ -105,7 +107,8 @@ class NodeAgent:
                 await self._leave_early()
         finally:
             await self._close()
-        return self._states.state == FINISHED and not self._claim.is_lost and not self._turns.has_refused
+        is_whole = self._states.state == FINISHED and not self._turns.has_refused
+        return is_whole and not self._claim.is_lost and not self._has_given_up
 
     def _turn(self, now_s: float) -> int:
         self._note_gap(now_s)
@@ -125,27 +128,34 @@ class NodeAgent:
         """Whether the agent may go; looks once more for ranks that have come since."""
         now_s = time.monotonic()
         self._note_gap(now_s)  # this process may have been stopped since the turn began
-        if self._states.is_stuck(now_s):
-            _log.error(
-                "not everything could be stored within %g s; the rest stays in %s", DRAIN_LIMIT_S, self._claim.spool
-            )
+        if self._states.is_overdue(now_s) and (left := self._left()):
+            _log.error("no rank has been there for too long to wait for this: %s", "; ".join(left))
+            self._has_given_up = True
             return True
-        if not self._states.has_lingered(now_s) or not (self._dumps.is_diagnosed and self._looks.idle):
-            return False
-        if not self._dumps.is_delivered:
-            is_late = self._states.is_late(now_s)
-            if is_late:
-                _log.error(
-                    "dumps could not be delivered within %g s; they stay in %s", DRAIN_LIMIT_S, self._claim.spool
-                )
-            return is_late
-        if not self._turns.is_written:
+        if not self._states.has_lingered(now_s) or self._left():
             return False
         self._looks.look(time.monotonic(), has_read_all=self._turns.has_read_all)
         if self._looks.num_alive == 0 and self._turns.store() == 0:
             return True
         self._states.go_back()
         return False
+
+    @property
+    def _longest_pause_s(self) -> float:
+        only_repeats = not self._looks.num_alive and self._parts.pipeline.status.store_error
+        return REPEAT_PAUSE_S if only_repeats else MAX_PAUSE_S
+
+    def _left(self) -> list[str]:
+        """Return what keeps the agent from ending, in words."""
+        spool = self._claim.spool
+        waits = {
+            f"not everything is stored; the rest stays in {spool}": self._states.state != FINISHED,
+            f"dumps are not delivered; they stay in {spool}": not self._dumps.is_delivered,
+            "dumps are not diagnosed": not self._dumps.is_diagnosed,
+            "alerts are not in the log of alerts": not self._turns.is_written,
+            "the end of a rank is still looked into": not self._looks.idle,
+        }
+        return [what for what, is_left in waits.items() if is_left]
 
     def _note_gap(self, now_s: float) -> None:
         """Judge nobody for a time in which this process itself stood still."""

@@ -6,12 +6,14 @@ a thread of their own, which also opens the file; what does not fit is dropped, 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import logging.handlers
 import os
 import queue
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +100,17 @@ class _NodeLog(logging.handlers.RotatingFileHandler):
             return self._open_here()
 
     def _open_here(self) -> io.TextIOWrapper:
-        # What is logged may hold names and paths that are no text.
-        descriptor = open_private(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        return io.TextIOWrapper(open(descriptor, "ab"), encoding="utf-8", errors="backslashreplace")
+        return _appended(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        del record
+        """Write the record beside the spool's files: the run's disk may be full, where the spool's is not."""
+        if not isinstance(sys.exc_info()[1], OSError) or self.baseFilename == str(self._fallback):
+            return
+        with contextlib.suppress(OSError), _appended(self._fallback) as file:
+            file.write(self.format(record) + self.terminator)
+
+
+def _appended(path: Path) -> io.TextIOWrapper:
+    # What is logged may hold names and paths that are no text.
+    descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    return io.TextIOWrapper(open(descriptor, "ab"), encoding="utf-8", errors="backslashreplace")

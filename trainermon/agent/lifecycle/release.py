@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from trainermon.core.errors import JournalError
-from trainermon.core.journal import START, JournalReader
+from trainermon.core.journal import START, BlockRecord, JournalReader
 from trainermon.core.launcher import LINGER_FILE
 from trainermon.core.spool import list_ranks, rank_alive, remove_spool
 from trainermon.exporters.store.segments import JournalPosition
+
+GIVE_UP_S = 900.0
+"""So long after its last rank an agent goes on trying to store what is left."""
 
 
 def linger_s(spool: Path, default_s: float) -> float:
@@ -29,6 +33,32 @@ def linger_s(spool: Path, default_s: float) -> float:
     if pid is None:
         return 0.0
     return math.inf if _is_running(int(pid)) else default_s
+
+
+def give_up_s(spool: Path, default_s: float) -> float:
+    """Return after how many seconds without a rank an agent ends whatever is left; never before it has lingered."""
+    return max(GIVE_UP_S, linger_s(spool, default_s))
+
+
+def num_unstored(spool: Path, stored: Mapping[int, JournalPosition], *, limit_s: float) -> tuple[int, bool]:
+    """Return how many steps of ranks lie in the journals behind what is `stored`, and whether all were counted.
+
+    Counting ends after about `limit_s` seconds, and where a journal is of an incompatible release.
+    """
+    deadline, found = time.monotonic() + limit_s, 0
+    for rank in list_ranks(spool):
+        position = stored.get(rank)
+        reader = JournalReader(spool, rank, position.cursor if position else START)
+        try:
+            while records := reader.poll():
+                found += sum(isinstance(record, BlockRecord) for record in records)
+                if time.monotonic() > deadline:
+                    return found, False
+        except (JournalError, OSError):
+            return found, False
+        finally:
+            reader.close()
+    return found, True
 
 
 def remove_run_spool(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:

@@ -15,10 +15,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from trainermon.agent.lifecycle.lock import DRAINING, FINISHED, RUNNING
-from trainermon.agent.lifecycle.release import linger_s
+from trainermon.agent.lifecycle.release import give_up_s, linger_s
 
 GAP_S = 5.0
-DRAIN_LIMIT_S = 900.0
 
 
 class AgentStates:
@@ -79,11 +78,6 @@ class AgentStates:
         """Whether all is stored, and the time to wait for a restarted job has passed."""
         return self.state == FINISHED and now_s - self._gone_s >= linger_s(self._spool, self._linger_s)
 
-    def is_stuck(self, now_s: float) -> bool:
-        """Whether storing the rest has failed for so long that it is given up."""
-        return self.state == DRAINING and now_s - self._gone_s > max(DRAIN_LIMIT_S, self._linger_s)
-
-    def is_late(self, now_s: float) -> bool:
-        """Whether a finished agent has waited long enough for its remaining work, and ends without it."""
-        wanted_s = linger_s(self._spool, self._linger_s)
-        return now_s - self._gone_s > max(DRAIN_LIMIT_S, wanted_s)
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether no rank has been there for so long that the agent ends, whatever is left to do."""
+        return now_s - self._gone_s > give_up_s(self._spool, self._linger_s)
