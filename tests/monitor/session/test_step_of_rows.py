@@ -107,6 +107,31 @@ def test_gradients_and_what_is_recorded_are_filed_under_their_own_step(places, e
     assert all(torch.equal(a, b) for a, b in zip(weights, alone, strict=True))
 
 
+def test_what_is_recorded_between_steps_alone_is_of_the_step_that_has_ended(places):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for step in range(STEPS):
+            loss = model(torch.randn(3, 4)).square().mean()
+            monitor.record(loss=loss, before=step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 2:
+                monitor.record(accuracy=step)
+            if step == 3:
+                monitor.record(before=4, too=4)  # of a name that stands before steps: the next one's
+
+    journal = RankJournal(only_spool(places[0]))
+    assert sorted(journal.rows) == list(range(STEPS))
+    for step in range(STEPS):
+        found = {key.name: row.sum for key, row in journal.rows[step].items()}
+        assert found["before"] == step
+        assert found.get("accuracy") == (step if step % 2 else None)
+        assert found.get("too") == (4 if step == 4 else None)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # what a compiler has to say
 def test_a_backward_pass_within_a_compiled_function_is_read(places, caplog):
     model, gradients = Net(), {}

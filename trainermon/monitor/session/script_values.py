@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainermon.core.catalogue import STEP_TIME_SERIES
 from trainermon.core.values import Kind, SeriesKey
@@ -33,7 +33,8 @@ class ScriptValues:
     """Records the numbers that the script passes to `record` under the step they belong to: the open one, or the last.
 
     Where in its loop the script records is learnt from its first call. If forwards are not watched then, what it
-    records waits for the optimizer's step: a forward before that tells that the call came after a step.
+    records waits for the optimizer's step: a forward before that tells that the call came after a step. What a script
+    that records before its steps records between two of them alone, as an accuracy, is of the one that has ended.
 
     Args:
         recorder: Files values under the step that is open in the collector.
@@ -64,6 +65,7 @@ class ScriptValues:
         self._duration = -1  # its series, once there is one
         self._quiet = quiet
         self._waiting: list[Mapping[str, Tensor | float]] = []
+        self._before: set[str] = set()  # names that the script has recorded before a step
 
     def file(self, values: Mapping[str, Tensor | float]) -> None:
         """Record `values` under the step that runs, wherever in its loop the script records."""
@@ -75,8 +77,8 @@ class ScriptValues:
     def record(self, values: Mapping[str, Tensor | float]) -> None:
         """Record `values` under the step they belong to: the open one, or the one that has just ended.
 
-        They belong to the step that has just ended if the script's first call came between two steps, and this one does
-        too. Otherwise that step is closed for good.
+        They belong to the step that has just ended if this call comes between two steps, and the script's first call
+        did, too, or none of the values was ever recorded before a step. Otherwise that step is closed for good.
         """
         if self._quiet is not None:
             self._quiet.end()
@@ -90,7 +92,13 @@ class ScriptValues:
                 self._waiting.append({name: _copied(value) for name, value in values.items()})
                 return
             self._place = RecordPlace.AFTER if is_between else RecordPlace.BEFORE
-        self._file(values, is_late=is_between and self._place is RecordPlace.AFTER)
+        is_late = is_between and (self._place is RecordPlace.AFTER or self._are_new(values))
+        if not is_late:
+            self._before.update(values)
+        self._file(values, is_late=is_late)
+
+    def _are_new(self, values: Mapping[str, Any]) -> bool:
+        return self._before.isdisjoint(values) and not self._steps.await_forward()
 
     def settle(self, *, is_over: bool = False) -> None:
         """File what waits until it is known where the script records: its optimizer step begins, or training `is_over`.
