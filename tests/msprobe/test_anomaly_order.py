@@ -118,3 +118,14 @@ def test_files_that_cannot_be_read_are_named(folder):
         first_anomalies(folder)
     with pytest.raises(StoreError, match="is not a folder"):
         first_anomalies(folder / "none")
+
+
+def test_a_folder_without_records_is_refused_and_nothing_is_written(tmp_path):
+    (tmp_path / "rank0").mkdir()
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+
+    with pytest.raises(StoreError, match=r"holds no rank\*/anomaly.json; give the folder that does"):
+        main(parser.parse_args([str(tmp_path)]))
+
+    assert not list(tmp_path.glob("*.json"))

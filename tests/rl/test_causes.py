@@ -287,6 +287,18 @@ def test_an_engine_that_is_a_version_ahead_of_its_counter_is_said_to_be():
     assert "counter" in found.advice
 
 
+def test_one_stale_tensor_among_those_as_sent_is_named_and_no_counter_is_blamed():
+    stale = WeightDifference(name="h.weight", engine="e0", found="still those of version 0", version=0)
+
+    report = Step(1, "old weights").report(weights=WeightCheck(version=5, engines=("e0",), equal=6, differing=(stale,)))
+
+    (found,) = [each for each in report.causes if each.cause is Cause.WEIGHTS_DIFFER]
+    assert found.evidence == (
+        "of version 5, 1 of 7 tensors is not in the engine as it was sent: h.weight (e0: still those of version 0)"
+    )
+    assert "counter" not in found.advice
+
+
 @pytest.mark.parametrize("value", [-np.inf, np.nan])
 @pytest.mark.parametrize("side", ["rollout", "train"])
 def test_log_probabilities_that_are_not_finite_are_a_cause(value, side):

@@ -46,10 +46,15 @@ def first_anomalies(folder: Path, *, limit: int = 8, steps: Collection[int] = ()
     `call_id`, then by rank.
 
     Raises:
-        StoreError: There is no such folder, or a file in it cannot be read.
+        StoreError: There is no such folder, no such file in it, or one that cannot be read.
     """
     if not folder.is_dir():
         raise StoreError(f"{folder} is not a folder; give the one that holds rank0/{RECORDS_FILE}")
+    if not any(folder.glob(f"rank*/{RECORDS_FILE}")):
+        raise StoreError(
+            f"{folder} holds no rank*/{RECORDS_FILE}; give the folder that does, <run>/anomaly_detected: a run without "
+            "anomalies has none"
+        )
     found = [(key, record) for key, record in _records(folder) if not steps or record["step"] in steps]
     found.sort(key=lambda one: place_in_training(one[1]))
     return dict(found[:limit])

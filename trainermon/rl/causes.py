@@ -302,23 +302,23 @@ def _weights_differ(case: Case) -> Iterator[FoundCause]:
             advice="Watch.sent was given nothing: pass it what is sent, and read all that it yields",
         )
         return
-    others = {each.version for each in check.differing}
-    if len(others) == 1 and None not in others and not check.missing:
-        yield _other_version(check, next(iter(others)))
+    (other, *more_versions) = {each.version for each in check.differing} or {None}
+    if other is not None and not (more_versions or check.missing or check.equal):
+        yield _other_version(check, other)
         return
-    names = [f"{each.name} ({each.engine}: {each.found})" for each in check.differing[:3]]
-    names += [f"{name} (missing)" for name in check.missing[: 3 - len(names)]]
-    total = len(check.differing) + len(check.missing)
-    more = f" and {total - len(names)} more" if total > len(names) else ""
+    names = [f"{each.name} ({each.engine}: {each.found})" for each in check.differing]
+    names += [f"{name} (missing)" for name in check.missing]
+    are, they = ("is", "it was") if len(names) == 1 else ("are", "they were")
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     yield FoundCause(
         cause=Cause.WEIGHTS_DIFFER,
-        evidence=f"of version {check.version}, {total} of {total + check.equal} tensors are not in the engine as they "
-        f"were sent: {', '.join(names)}{more}",
+        evidence=f"of version {check.version}, {len(names)} of {len(names) + check.equal} tensors {are} not in the "
+        f"engine as {they} sent: {', '.join(names[:3])}{more}",
         advice="look at how these names are mapped and packed when weights are sent, and whether the engine loads them",
     )
 
 
-def _other_version(check: WeightCheck, version: int | None) -> FoundCause:
+def _other_version(check: WeightCheck, version: int) -> FoundCause:
     count = len({each.name for each in check.differing})
     engines = ", ".join(dict.fromkeys(each.engine for each in check.differing))
     return FoundCause(

@@ -138,8 +138,8 @@ def _history(reports: Sequence[Report]) -> Iterator[str]:
         return
     last = sizes[-60:]
     known = [size for size in last if not math.isnan(size)]
-    top = max(known, default=0.0) or 1.0
-    bars = "".join("×" if math.isnan(size) else _BARS[max(1, round(8 * size / top))] for size in last)
+    top = max(known, default=0.0)
+    bars = "".join("×" if math.isnan(size) else _BARS[max(1, round(8 * size / (top or 1.0)))] for size in last)
     wrong = sum(bool(report.causes) for report in reports)
     yield f"  {'steps':<9}{bars}  mean |Δ| up to {top:.3g}; {wrong} of {len(sizes)} steps have a cause"
 
