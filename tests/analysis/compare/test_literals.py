@@ -87,13 +87,15 @@ def test_one_that_tensors_may_have_made_is_not_blamed_after_a_difference(ours, t
     assert blamed(comparison) == [(FC, "parameters.weight")]
 
 
-def test_what_was_written_is_listed_beside_parameters_that_an_earlier_step_changed(tmp_path):
+def test_what_was_written_comes_before_parameters_that_an_earlier_step_changed(tmp_path):
     comparison = found(tmp_path, changed_before(1.001, 1.25), changed_before(1.0, 1.0))
-    parameters, literal = causes_of(comparison)
+    literal, parameters = causes_of(comparison)
 
     assert "2 of 2 parameters differ before the step" in parameters.words
     assert (literal.call.key, f"{MUL} {literal.words}") == (MUL, SENTENCE)
-    assert headline(comparison).endswith(f"an earlier step did, or what was loaded; {SENTENCE}.")
+    said = headline(comparison)
+    assert said.startswith(f"The first difference: {SENTENCE}; ")
+    assert said.endswith(f"{parameters.call.key}.{parameters.place}: {parameters.words}.")
 
 
 def changed_before(literal, scale):

@@ -42,6 +42,7 @@ _TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
 Value = tuple[object, ...]
 RecomputedPart = tuple[int, int]
 """The place in the pipeline of the rank, and the number of the part there that one checkpoint spans."""
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 _NUMBERS = {"int", "float", "bool"}
 _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
@@ -144,6 +145,7 @@ class DumpCall(NamedTuple):
         number: How many calls of that name came before.
         scope: Path of the innermost module around it, "" if there is none or it is not known.
         items: What it took and gave.
+        attributes: Settings of one of the framework's own modules, by name, at its forward; empty where none are known.
     """
 
     key: str
@@ -153,6 +155,7 @@ class DumpCall(NamedTuple):
     number: int
     scope: str
     items: tuple[DumpRow, ...]
+    attributes: Mapping[str, Any] = _NO_ATTRIBUTES
 
     @property
     def path(self) -> str:
@@ -286,6 +289,7 @@ def _calls(data: Mapping[str, Any], parents: Mapping[str, str]) -> Iterator[Dump
             number=number,
             scope=split_key(parents[key])[0] if key in parents else "",
             items=tuple(rows_of_entry(value, direction)),
+            attributes=_attributes(value),
         )
 
 
@@ -308,6 +312,11 @@ def rows_of_entry(value: Mapping[str, Any], direction: str) -> list[DumpRow]:
         if forms:
             _add(items, forms, word, state)
     return items
+
+
+def _attributes(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = _extra(value).get("attributes")
+    return found if isinstance(found, dict) else _NO_ATTRIBUTES
 
 
 def _extra(value: Mapping[str, Any]) -> Mapping[str, Any]:

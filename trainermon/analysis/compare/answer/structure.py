@@ -21,11 +21,13 @@ class LoneCalls(NamedTuple):
         call: The first of them that no other of them is around: the target's, if it has any.
         words: What that is to the other side.
         onwards: From which call on the two differ, as it follows on `words`; "" where one stands for the other.
+        behind: Key of the last forward of both sides before them, where that was asked for; "": they are the first.
     """
 
     call: CallResult
     words: str
     onwards: str = ""
+    behind: str = ""
 
 
 def is_replaced(comparison: Comparison, result: CallResult) -> bool:
@@ -57,6 +59,41 @@ def lone_before(comparison: Comparison) -> LoneCalls | None:
     if own is not None:
         return _alone(own, "target", _run_of(own, list(ours), ours), on)
     return None if other is None else _alone(other, "golden dump", _run_of(other, comparison.golden_keys, theirs), on)
+
+
+def first_lone(comparison: Comparison) -> LoneCalls | None:
+    """Return the first calls that one side alone made in the forward; None if there are none.
+
+    Whatever differs before: for a difference that did not begin in this step. Costs a look at every call.
+    """
+    ours = {one.target.key: one for one in comparison.calls if one.target is not None}
+    theirs = {one.golden.key: one for one in comparison.calls if one.golden is not None}
+    before, own = _first_run(list(ours), ours)
+    before_other, other = _first_run(comparison.golden_keys, theirs)
+    if own and other and before is before_other:
+        made = _outermost(own) or own[0], _outermost(other) or other[0]
+        return LoneCalls(made[0], f"stands where the golden dump has {made[1].key}", behind=_key(before))
+    place = {key: at for at, key in enumerate(ours)}
+    if own and not (other and place.get(_key(before_other), -1) < place.get(_key(before), -1)):
+        return _alone(own[-1], "target", own, "")._replace(behind=_key(before))
+    return _alone(other[-1], "golden dump", other, "")._replace(behind=_key(before_other)) if other else None
+
+
+def _first_run(keys: Sequence[str], results: Mapping[str, CallResult]) -> tuple[CallResult | None, list[CallResult]]:
+    """Return the first forwards in a row that have no partner, and the last one before them that has."""
+    before, run = None, list[CallResult]()
+    for result in (results[key] for key in keys if key in results):
+        if _is_lone(result):
+            run.append(result)
+        elif run:
+            break
+        elif _made(result).direction == FORWARD:
+            before = result
+    return before, run
+
+
+def _key(result: CallResult | None) -> str:
+    return result.target.key if result is not None and result.target is not None else ""
 
 
 def _shows_first(comparison: Comparison, blamed: CallResult) -> CallResult | None:

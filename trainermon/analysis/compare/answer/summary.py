@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainermon.analysis.compare.answer.arguments import both_values, given_literal
+from trainermon.analysis.compare.answer.descriptions import described, literal_of
+from trainermon.analysis.compare.answer.drift import drift_of, first_in_script, is_weight
 from trainermon.analysis.compare.answer.recomputation import BlamedPlace, doubted
 from trainermon.analysis.compare.answer.remarks import first_differing, incomparable, without_blame
 from trainermon.analysis.compare.answer.structure import is_replaced, lone_before
 from trainermon.analysis.compare.answer.sums import one_of_each_sum
 from trainermon.analysis.compare.answer.whereabouts import module_around, placed_in
-from trainermon.analysis.compare.causes.unseen_arguments import argument_of
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.items import MODULE, OUTPUT, PARAMETERS, DumpCall, value_of
+from trainermon.analysis.compare.items import MODULE, OUTPUT
 from trainermon.analysis.compare.merging.beginnings import Beginning, beginning_of
-from trainermon.analysis.compare.noise import takes_weight
 from trainermon.analysis.compare.verdicts import (
     ERROR,
     NOT_COMPARED,
@@ -29,7 +27,6 @@ from trainermon.analysis.compare.verdicts import (
     ResultRow,
     all_compared,
     differs,
-    word_of,
 )
 from trainermon.core.terminal.escapes import printable
 from trainermon.dump.files.reader import split_key, stack_of
@@ -224,10 +221,11 @@ def _answer(comparison: Comparison) -> str:
         return why
     causes = causes_of(comparison)
     for call, place, words in causes[:1]:
-        if call.result == UNMATCHED or (not place and is_replaced(comparison, call)):
-            return f"The first difference: {call.key}{placed_in(comparison, call)} {words}."
-        if literal_of(call):
-            return f"The first difference: {call.key}{module_around(comparison, call)} {words}."
+        drift = _drift_behind(causes)
+        if call.result == UNMATCHED or (not (place or drift) and is_replaced(comparison, call)):
+            return f"The first difference: {call.key}{placed_in(comparison, call)} {words}{drift}."
+        if drift or literal_of(call):
+            return f"The first difference: {call.key}{module_around(comparison, call)} {words}{drift}."
         where = placed_in(comparison, call)
         if place:
             return (
@@ -238,10 +236,18 @@ def _answer(comparison: Comparison) -> str:
     return without_blame(comparison)
 
 
+def _drift_behind(causes: Sequence[BlamedPlace]) -> str:
+    """Return which parameters differ besides what the sentence is on, a setting or a call that may have done that."""
+    drift = next((one for one in causes[1:] if is_weight(one)), None)
+    if drift is None or is_weight(causes[0]):
+        return ""
+    return f"; {drift.call.key}.{drift.place}: {drift.words}"
+
+
 def _written(comparison: Comparison, causes: Sequence[BlamedPlace]) -> str:
-    """Return which plain argument differs besides weights that an earlier step changed: it may have done that."""
+    """Return which plain argument differs besides a weight that came in otherwise."""
     written = next((one for one in causes if literal_of(one.call)), None)
-    if written is None or not _is_weight(causes[0]):
+    if written is None or not is_weight(causes[0]):
         return ""
     return f"; {written.call.key}{module_around(comparison, written.call)} {written.words}"
 
@@ -249,29 +255,21 @@ def _written(comparison: Comparison, causes: Sequence[BlamedPlace]) -> str:
 def causes_of(comparison: Comparison) -> list[BlamedPlace]:
     """Return where differences began, in the order in which that ran.
 
-    An earlier step that went wrong leaves all parameters different, if only by rounding. So where more than half of
-    them are, and two or more by more than rounding, which is the first difference, they are one cause: at the one that
-    differs most. Where that step was dumped, one is enough, and it says what made that.
+    An earlier step that went wrong leaves parameters different (see `drift_of`): these are one cause. What the script
+    does otherwise in this step, it did in that one as well: so a setting that differs, and a call or argument of one
+    side alone, come before them.
     """
     causes = doubted(comparison, one_of_each_sum(_with_lone_calls(comparison)))
     others = [one for one in causes if not literal_of(one.call)]
-    if not others or not _is_weight(others[0]):
+    drift = drift_of(comparison) if others and is_weight(others[0]) else None
+    if drift is None:
         return causes
-    known = _parameters(comparison)
-    changed = [(call, row) for call, row in known if row.result != PASS]
-    unequal = sum(bool(row.difference.relative) and _is_one_type(row) for _, row in known)
-    before = comparison.step_before
-    is_general = len(changed) > 1 and 2 * max(len(changed), unequal) > len(known)
-    if not changed or not (before or is_general):
-        return causes
-    call, row = max(changed, key=lambda one: _size_of(one[1]))
-    by = f" by {_size_of(row):.2g} of its size," if math.isfinite(_size_of(row)) else ""
-    why = before.words if before is not None else "an earlier step did, or what was loaded"
-    most = f"{len(changed):,} of {len(known):,} parameters differ before the step, this one most,"
-    words = f"{most if len(changed) > 1 else 'the parameter differs'}{by} and no call of the step made that: {why}"
-    first = BlamedPlace(call, row.target.place if row.target else "", words)
-    at = causes.index(others[0])  # plain arguments of calls that ran before come first
-    return [*causes[:at], first, *(one for one in causes[at:] if not _is_weight(one))]
+    written = [one for one in causes if literal_of(one.call)]
+    first = first_in_script(comparison)
+    if first is not None and first.call.key not in {one.call.key for one in written}:
+        written.insert(0, first)
+    named = {one.call.key for one in written}
+    return [*written, drift, *(one for one in others if not is_weight(one) and one.call.key not in named)]
 
 
 def _with_lone_calls(comparison: Comparison) -> list[BlamedPlace]:
@@ -280,7 +278,7 @@ def _with_lone_calls(comparison: Comparison) -> list[BlamedPlace]:
     So where what came in differs because of it, or no call is to blame. A module that is to blame for what it gave to a
     call within it stays, if only a function in it is another.
     """
-    causes = [BlamedPlace(call, call.origin, _described(comparison, call)) for call in comparison.blamed]
+    causes = [BlamedPlace(call, call.origin, described(comparison, call)) for call in comparison.blamed]
     lone = lone_before(comparison)
     if lone is None or (causes and causes[0].call.given_to and not lone.call.key.startswith("Module.")):
         return causes
@@ -301,107 +299,6 @@ def _functions_unseen(comparison: Comparison, named: CallResult) -> str:
     if not named.given_to or any(call.family != MODULE for call in sides):
         return ""
     return "; the dumps have modules alone, and not the functions that it calls (level mix has both)"
-
-
-def _parameters(comparison: Comparison) -> list[tuple[CallResult, ResultRow]]:
-    """Return each parameter's row and the first call that has it: what functions take, where no module is dumped."""
-    found: dict[object, tuple[CallResult, ResultRow]] = {}
-    of_functions: dict[object, tuple[CallResult, ResultRow]] = {}
-    for call in comparison.calls:
-        if call.target is None or call.golden is None or call.target.direction != FORWARD:
-            continue
-        for row in call.rows:
-            if row.target is None or row.golden is None:
-                continue
-            if row.target.state == PARAMETERS:
-                found.setdefault((split_key(call.key)[0], row.target.place), (call, row))
-            elif takes_weight(call.target, row.target.place) and row.target.is_tensor:
-                of_functions.setdefault(value_of(row.target) or (call.key, row.target.place), (call, row))
-    return list((found or of_functions).values())
-
-
-def _is_one_type(row: ResultRow) -> bool:
-    return row.target is not None and row.golden is not None and row.target.dtype == row.golden.dtype
-
-
-def _is_weight(cause: BlamedPlace) -> bool:
-    """Return whether a difference began with a parameter, or with a weight or trained operand that a function took."""
-    call = cause.call.target
-    if call is None or not cause.place:
-        return False
-    return _is_parameter(cause.place) or takes_weight(call, cause.place) or _is_trained(call, cause.place)
-
-
-def _is_trained(call: DumpCall, place: str) -> bool:
-    """Return whether a forward took a tensor at `place` that requires a gradient: one that no call made is a leaf."""
-    return call.direction == FORWARD and any(row.place == place and row.requires_grad for row in call.items)
-
-
-def _is_parameter(place: str) -> bool:
-    return place.startswith(f"{PARAMETERS}.")
-
-
-def _size_of(row: ResultRow) -> float:
-    """Return how far a row that differs is apart; what cannot be measured is infinitely far."""
-    size = row.difference.relative
-    return math.inf if size is None or math.isnan(size) else size
-
-
-def _described(comparison: Comparison, call: CallResult) -> str:
-    """Return a few words on how much the results of a call are apart, and how much its inputs were."""
-    if (row := literal_of(call)) is not None:
-        return given_literal(comparison, call, row)
-    if call.origin:
-        return _came_in(call)
-    if is_replaced(comparison, call):
-        return f"stands where the golden dump has {call.golden.key if call.golden else 'none'}"
-    return _gave(comparison, call) if call.given_to else _made(call)
-
-
-def _made(call: CallResult) -> str:
-    if math.isnan(call.output_error):
-        return "a value is NaN or Inf on one side only"
-    if not math.isfinite(call.output_error):
-        return "its results differ in their bits, its inputs do not"
-    return f"its results differ by {call.output_error:.2g} of their size, its inputs {_by(call.input_error)}"
-
-
-def _by(error: float) -> str:
-    """Return by how much something differs, as it follows on `differs` or what differs."""
-    if math.isnan(error):
-        return "in NaN or Inf"
-    if not math.isfinite(error):
-        return "in their bits"
-    return f"by {error:.2g}" if error else "not at all"
-
-
-def _gave(comparison: Comparison, call: CallResult) -> str:
-    inner = next((each for each in comparison.calls if each.key == call.given_to), None)
-    if inner is not None and (argument := argument_of(inner)) is not None:
-        return f"it gave {inner.key} {both_values(argument)}"
-    given = f"its own inputs {_by(call.input_error)}"
-    if math.isfinite(call.output_error):
-        return f"what it gave to {call.given_to} differs by {call.output_error:.2g} of its size, {given}"
-    if math.isnan(call.output_error):
-        return f"what it gave to {call.given_to} is NaN or Inf on one side only"
-    own = f"its own inputs differ {_by(call.input_error)}" if call.input_error else "its own inputs do not differ"
-    return f"what it gave to {call.given_to} is not the same (an argument, a type, a shape or bits), {own}"
-
-
-def literal_of(call: CallResult) -> ResultRow | None:
-    """Return the row of the plain argument (a number, a text) with which a difference began; None if it did not."""
-    row = next((row for row in call.rows if call.origin and row.target and row.target.place == call.origin), None)
-    return row if row is not None and row.target is not None and not row.target.is_tensor else None
-
-
-def _came_in(call: CallResult) -> str:
-    row = next(row for row in call.rows if row.target and row.target.place == call.origin)
-    what = word_of(row.target) if row.target else "the input"
-    size = row.difference.relative
-    if size is not None and math.isnan(size):
-        return f"{what} is NaN or Inf on one side only before that call, and no call before it made that"
-    by = "" if size is None or math.isinf(size) else f" by {size:.2g} of its size"
-    return f"{what} differs{by} before that call, and no call before it made that"
 
 
 def unmatched_sides(comparison: Comparison) -> tuple[int, int]:

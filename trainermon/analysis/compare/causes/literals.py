@@ -76,13 +76,20 @@ class LiteralFinder:
         """Return whether it cannot be a consequence of tensors; names of devices are, of where a run is."""
         values = error.item.max, error.golden.max
         if any(isinstance(value, str) for value in values):
-            return not any(isinstance(value, str) and DEVICE.fullmatch(value) for value in values)
+            return is_written(*values)
         around = self._flow.around[call.key]
         given = [*self._flow.facts[call.key].given, *(self._flow.facts[around].given if around is not None else ())]
         sizes = [each.size for each in given if each.item.is_tensor]
         if error.item.dtype == error.golden.dtype == PLAIN:
-            return not (self._any_bits or sizes) or all(_is_short(value) or _is_root(value) for value in values)
+            return not (self._any_bits or sizes) or is_written(*values)
         return not self._more_than_rounding and all(size <= floor for size in sizes)
+
+
+def is_written(*values: object) -> bool:
+    """Return whether plain values can be none that tensors made: words but for devices, short numbers, and roots."""
+    if any(isinstance(value, str) for value in values):
+        return not any(isinstance(value, str) and DEVICE.fullmatch(value) for value in values)
+    return all(_is_short(value) or _is_root(value) for value in values)
 
 
 def _values(error: TensorError) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainermon.analysis.compare.answer.arguments import given_literal
-from trainermon.analysis.compare.answer.summary import literal_of
+from trainermon.analysis.compare.answer.descriptions import literal_of
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING, CallResult, ResultRow

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
+from trainermon.analysis.compare.answer.recomputation import BlamedPlace
 from trainermon.analysis.compare.answer.summary import (
     RESULTS,
     SIZES,
@@ -21,12 +22,15 @@ from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, ResultRow
 from trainermon.core.terminal.results import write_text
 
+CallKey = tuple[str, bool]
+"""The key of a call, and whether the golden dump alone has it."""
+
 MAX_BLAMED = 10
 MAX_CALLS = 2_000
 _MAX_STEPS = 600
 _PLOT = 1000
 _LEGEND = (
-    ("error", "to blame: more than its inputs and rounding explain"),
+    ("error", "where differences arose"),
     ("warning", "differs, but is not to blame"),
     ("pass", "rounding"),
 )
@@ -102,10 +106,12 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
 
 
 def _sections(comparison: Comparison) -> list[tuple[str, list[CallResult]]]:
-    differing = [call for call in comparison.calls if call.result not in (PASS, UNMATCHED) and not call.blamed]
+    causes = [one.call for one in causes_of(comparison)]
+    named = _keys(causes)
+    differing = [call for call in comparison.calls if call.result not in (PASS, UNMATCHED) and _key(call) not in named]
     lonely = [call for call in comparison.calls if call.result == UNMATCHED]
     sections = (
-        ("Where differences arose", [one.call for one in causes_of(comparison)]),
+        ("Where differences arose", causes),
         ("What followed", differing),
         ("On one side only", lonely),
     )
@@ -126,10 +132,12 @@ def _html(comparison: Comparison) -> Iterator[str]:
     tiles = (f'<div class="tile {name}"><b>{counts[name]:,}</b>rows: {name}</div>' for name in RESULTS)
     yield f'<div class="tiles">{"".join(tiles)}</div>'
     yield "".join(f"<p>{_text(note)}</p>" for note in comparison.notes)
-    yield from _growth_plot(comparison)
-    if causes_of(comparison):
+    causes = causes_of(comparison)
+    named = _keys(one.call for one in causes)
+    yield from _growth_plot(comparison, named)
+    if causes:
         yield "<h2>Where differences arose</h2>"
-        yield from _blamed_table(comparison)
+        yield from _blamed_table(comparison, causes)
     target_only, golden_only = unmatched_sides(comparison)
     differing = [call for call in comparison.calls if call.result != PASS]
     more = f", the first {MAX_CALLS:,}" if len(differing) > MAX_CALLS else ""
@@ -137,13 +145,12 @@ def _html(comparison: Comparison) -> Iterator[str]:
     yield f'<div class="dim">only in the target: {target_only:,}, only in the golden dump: {golden_only:,}.'
     yield " Beside each call: by how much its inputs differ → its results.</div>"
     for call in differing[:MAX_CALLS]:
-        yield from _details(call)
+        yield from _details(call, is_blamed=_key(call) in named)
 
 
-def _blamed_table(comparison: Comparison) -> Iterator[str]:
+def _blamed_table(comparison: Comparison, causes: Sequence[BlamedPlace]) -> Iterator[str]:
     yield '<div class="scroll"><table><tr><th>call<th>what<th class="n">inputs differ by<th class="n">results differ by'
     yield '<th class="n">explained<th>called in</tr>'
-    causes = causes_of(comparison)
     for call, _, words in causes[:MAX_BLAMED]:
         cells = "".join(f'<td class="n">{_size(value)}' for value in _errors(call))
         yield f'<tr><td><code>{_text(call.key)}</code><td class="error">{_text(words)}{cells}'
@@ -156,7 +163,7 @@ def _blamed_table(comparison: Comparison) -> Iterator[str]:
         yield f"<p>Within the first of them: <code>{_text(', '.join(within[:3]))}</code></p>"
 
 
-def _growth_plot(comparison: Comparison) -> Iterator[str]:
+def _growth_plot(comparison: Comparison, named: Set[CallKey]) -> Iterator[str]:
     """Draw how far results are apart over the order of calls, on a logarithmic axis from 1e-8 to 1; NaN at its top."""
     calls = [call for call in comparison.calls if call.result != UNMATCHED]
     if not calls:
@@ -172,11 +179,9 @@ def _growth_plot(comparison: Comparison) -> Iterator[str]:
     for y in heights.values():
         yield f'<line x1="0" x2="{_PLOT}" y1="{y:.0f}" y2="{y:.0f}" stroke="var(--line)"/>'
     for index, group in enumerate(groups):
-        worst = max(
-            group, key=lambda call: (call.blamed, math.inf if math.isnan(call.output_error) else call.output_error)
-        )
+        worst = max(group, key=lambda call: (_key(call) in named, -_height(call.output_error)))
         top = _height(worst.output_error)
-        colour = "error" if worst.blamed else "warning" if worst.result != PASS else "pass"
+        colour = "error" if _key(worst) in named else "warning" if worst.result != PASS else "pass"
         yield f'<rect x="{index * width:.2f}" y="{top:.1f}" width="{max(1.0, width * 0.8):.2f}"'
         yield f' height="{145 - top:.1f}"'
         yield f' fill="var(--{colour})"><title>{_text(worst.key)}: {_size(worst.output_error)}</title></rect>'
@@ -187,17 +192,26 @@ def _growth_plot(comparison: Comparison) -> Iterator[str]:
     yield "</div>"
 
 
+def _keys(calls: Iterable[CallResult]) -> frozenset[CallKey]:
+    return frozenset(map(_key, calls))
+
+
+def _key(call: CallResult) -> CallKey:
+    """Return what tells a call from all others: a call of one side may have the name of another one's on the other."""
+    return call.key, call.target is None
+
+
 def _height(size: float) -> float:
     if math.isnan(size) or size > 1:
         return 5.0
     return 145.0 if size <= 1e-8 else 5 + 140 * -math.log10(size) / 8
 
 
-def _details(call: CallResult) -> Iterator[str]:
+def _details(call: CallResult, *, is_blamed: bool) -> Iterator[str]:
     sizes = f"{_size(call.input_error)} → {_size(call.output_error)}" if call.result != UNMATCHED else ""
     side = " (golden dump only)" if call.target is None else " (target only)" if call.golden is None else ""
     yield f'<details><summary><span class="{call.result}">{call.result}</span> <code>{_text(call.key)}</code> '
-    blamed = ' <b class="error">to blame</b>' if call.blamed else ""
+    blamed = ' <b class="error">to blame</b>' if is_blamed else ""
     yield f'<span class="dim">{sizes}{side}</span>{blamed}</summary><div class="scroll"><table>'
     yield '<tr><th>place<th>result<th class="n">differs by<th>target max, min, mean, norm'
     yield "<th>golden max, min, mean, norm<th></tr>"
