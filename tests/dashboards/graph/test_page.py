@@ -28,6 +28,20 @@ def test_the_first_screen_shows_where_it_began(open_graph: OpenGraph) -> None:
     assert "record_with_msprobe.py" in page.text_content("#panel section")
 
 
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
+def test_a_long_sentence_is_there_to_its_end(width: int, height: int, open_graph: OpenGraph, tmp_path: Path) -> None:
+    scale = f"Module.{'decoder.layers.1.' * 16}scale.Scale.forward.0"
+    ours, theirs = ({scale: forward(tensor(), output=tensor(value=value))} for value in (2.0, 1.0))
+    files = [str(write_dump(tmp_path / name, data)) for name, data in (("ours", ours), ("theirs", theirs))]
+    main(["graph", *files, "-o", str(tmp_path / "page.html")])
+    page = open_graph(tmp_path / "page.html", viewport={"width": width, "height": height})
+
+    sentence = page.locator("#sentence")
+    assert len(sentence.text_content()) > 350
+    assert sentence.evaluate("each => each.scrollHeight - each.clientHeight") <= 1
+    expect(page.locator("#graph")).to_be_in_viewport(ratio=0.3)
+
+
 def test_what_is_not_finite_is_shown_without_another_dump(open_graph: OpenGraph) -> None:
     page = open_graph("nan")
 
