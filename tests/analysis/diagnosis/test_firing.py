@@ -17,7 +17,7 @@ from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.catalogue import TORCH_WARNED_SERIES
 from trainermon.core.config import MonitorConfig
 from trainermon.core.terminal.statuses import FOUND
-from trainermon.core.values import AlertCondition, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.core.values import AlertCondition, AlertDirection, AlertState, Finding, Kind, SeriesKey, Severity
 from trainermon.monitor.taps.loop.torch_warnings import WARNED
 
 
@@ -238,3 +238,76 @@ def test_what_went_wrong_before_a_restart_is_told_where_nothing_did_since(run_di
     assert found.attempt == (1 if is_since_too else 0)
     expected = "The alert replica-divergence" if is_since_too else "Before the restart: The alert activation-nonfinite"
     assert found.headline.startswith(expected)
+
+
+JUMP = {
+    "kind": Kind.STEP,
+    "direction": AlertDirection.UP,
+    "value": 0.1,
+    "baseline": 0.001,
+    "findings": (Finding(series=SeriesKey(Kind.STEP, "learning_rate", "0"), value=0.1, baseline=0.001),),
+}
+EVAL = {**JUMP, "value": 1.0, "findings": (Finding(series=SeriesKey(Kind.STEP, "eval_mode"), value=1.0),)}
+GREW = {"kind": Kind.GRAD_REDUCED, "value": 9.0, "findings": (Finding(series=grad("fc.weight"), value=9.0),)}
+
+
+@pytest.mark.parametrize("severity", [Severity.WARNING, Severity.CRITICAL])
+@pytest.mark.parametrize("has_exploded", [False, True])
+def test_a_jump_of_the_rate_comes_before_the_laws_that_have_the_rate_in_them(run_dir, severity, has_exploded):
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    series = (Finding(series=SeriesKey(Kind.STEP, "weight_decay", "0"), value=0.01),)
+    log.append(broken_law(law="mild-decay", kind=Kind.STEP, severity=severity, findings=series, first_step=3))
+    log.append(told("jump", "learning-rate-jump", AlertCondition.EXCEEDS, first_step=3, **JUMP))
+    if has_exploded:
+        log.append(
+            told("grew", "gradient-jump", AlertCondition.SPIKE, first_step=4, direction=AlertDirection.UP, **GREW)
+        )
+
+    found = diagnose(run_dir)
+
+    assert found.headline.startswith("The learning rate jumped from at most 0.001 to 0.1 in step 3 on rank 1")
+    assert ("values exploded" in found.headline) == has_exploded
+    assert found.step == 3
+
+
+@pytest.mark.parametrize(("first_step", "is_cause"), [(0, False), (19, True), (20, True), (21, None)])
+def test_what_the_script_set_before_values_exploded_is_named_in_the_first_line(tmp_path, first_step, is_cause):
+    store(tmp_path, {step: {1: {grad("fc.weight"): FINITE}} for step in range(22)})
+    log = AlertLog(tmp_path / "nodes/node/alerts.jsonl")
+    log.append(told("grew", "gradient-jump", AlertCondition.SPIKE, first_step=20, direction=AlertDirection.UP, **GREW))
+    log.append(told("eval", "eval-mode", AlertCondition.THRESHOLD, first_step=first_step, **EVAL))
+
+    found = diagnose(tmp_path)
+
+    said = f"the alert eval-mode fired on rank 1 from step {first_step} on"
+    assert (said in found.headline.lower()) == (is_cause is not None)
+    assert found.headline.startswith("The alert eval-mode") == bool(is_cause)
+    assert "values exploded" in found.headline.lower()
+    assert found.symptom is Symptom.EXPLODED
+
+
+def test_what_became_nan_right_after_the_rate_jumped_names_the_jump_first(tmp_path):
+    nan = (4, 0.0, 0.0, 0.0, 0.0, 0, 4, 0)
+    store(tmp_path, {step: {1: {grad("fc.weight"): nan if step == 4 else FINITE}} for step in range(6)})
+    log = AlertLog(tmp_path / "nodes/node/alerts.jsonl")
+    log.append(told("jump", "learning-rate-jump", AlertCondition.EXCEEDS, first_step=3, **JUMP))
+
+    assert diagnose(tmp_path).headline.startswith("The learning rate jumped from at most 0.001 to 0.1 in step 3")
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_warning_that_the_run_is_slow_is_in_the_first_line_and_is_no_fault_of_its_values(tmp_path, is_over):
+    store(tmp_path, {step: {1: {grad("fc.weight"): FINITE}} for step in range(6)})
+    log = AlertLog(tmp_path / "nodes/node/alerts.jsonl")
+    log.append(late("slow", message="straggler: rank 1 holds up the others"))
+    if is_over:
+        log.append(late("slow", state=AlertState.RESOLVED))
+
+    found = diagnose(tmp_path)
+
+    over = ", and no longer at the end" if is_over else ""
+    assert found.headline.startswith(
+        f"The alert straggler fired on rank 1 from step 3 on{over}; nothing was non-finite"
+    )
+    assert found.reason.startswith("straggler: rank 1 holds up the others")
+    assert found.verdict is DiagnosisVerdict.FINITE

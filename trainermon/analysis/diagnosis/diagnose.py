@@ -34,7 +34,7 @@ from trainermon.analysis.diagnosis.findings import (
     RankRole,
     Symptom,
 )
-from trainermon.analysis.diagnosis.firing import with_alerts
+from trainermon.analysis.diagnosis.firing import with_alerts, with_setting
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
 from trainermon.analysis.diagnosis.nothing_found import nothing_found
@@ -75,10 +75,12 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     if abnormal is None:
         before = told_before(Path(run_dir), evidence) if is_bad else ()
         diagnosis = dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before))
+        if is_bad and _may_follow(diagnosis):
+            return with_setting(Path(run_dir), diagnosis)
         return _otherwise(Path(run_dir), diagnosis, evidence, step)
     later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
     if is_bad:
-        return dataclasses.replace(abnormal, consequences=(later,))
+        return with_setting(Path(run_dir), dataclasses.replace(abnormal, consequences=(later,)))
     return abnormal if step is not None else with_alerts(Path(run_dir), abnormal)
 
 

@@ -262,7 +262,7 @@ class Diagnosis:
         gradient_chain: Where along the gradients' way two runs part; () likewise.
         setting_differences: Settings of two runs that differ and may change numbers, each as a text; () likewise.
         firing: Alerts of the run that still fire, each as a text (`straggler (rank 1, since step 131)`); () unless
-            nothing was found in the whole run.
+            nothing was found in the whole run, or an alert is in the headline.
         causes: What usually brings about what was found, the most frequent first; () unless a law is broken.
         look_at: What to look at first; "" likewise.
         unread: What the diagnosis says nothing of, as it could not be read or compared: folders of dumps, or in words;

@@ -18,14 +18,23 @@ from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, 
 from trainermon.analysis.diagnosis.origin import INPUT, OPTIMIZER
 from trainermon.analysis.diagnosis.rows.order import module_of
 from trainermon.analysis.diagnosis.wording import rank_list
-from trainermon.core.catalogue import LEARNING_RATE_SERIES, STEP_TIME_SERIES, TOKENS_PER_SECOND_SERIES
+from trainermon.core.catalogue import (
+    BACKWARDS_MISSING_SERIES,
+    EVAL_MODE_SERIES,
+    LEARNING_RATE_SERIES,
+    STEP_TIME_SERIES,
+    TOKENS_PER_SECOND_SERIES,
+)
 from trainermon.core.errors import RuleError
-from trainermon.core.values import Alert, AlertCondition, AlertState, Kind, SeriesKey, Severity
+from trainermon.core.values import Alert, AlertCondition, AlertDirection, AlertState, Kind, SeriesKey, Severity
 
 _GRAVITY = {Severity.FATAL: 0, Severity.CRITICAL: 1, Severity.WARNING: 2, Severity.INFO: 3}
 # Of these a warning tells that the run is slow, or badly watched: not that it computes something wrong.
 _OF_SPEED = (AlertCondition.STRAGGLER, AlertCondition.REPORTED)
 _SPEEDS = (STEP_TIME_SERIES, TOKENS_PER_SECOND_SERIES)
+# What the script itself sets: no value of the model changes it.
+_SET_BY_SCRIPT = (LEARNING_RATE_SERIES, EVAL_MODE_SERIES, BACKWARDS_MISSING_SERIES)
+_SOON = 10  # steps within which what the script set is taken for the cause of what went wrong
 _MAX_OTHERS = 5
 _PHASES = get_args(StepPhase)
 
@@ -34,11 +43,13 @@ _PHASES = get_args(StepPhase)
 class _RunAlerts:
     """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end.
 
-    `before` are those of earlier attempts that tell of what is computed; what ended one, as a dead rank, is over.
-    `gaps` are those on ranks of whose steps nothing was collected; one that is not over is among `fired`, too.
+    `mild` are the warnings that the run is slow, or badly watched, over or not. `before` are those of earlier attempts
+    that tell of what is computed; what ended one, as a dead rank, is over. `gaps` are those on ranks of whose steps
+    nothing was collected; one that is not over is among `fired`, too.
     """
 
     fired: Sequence[Alert]
+    mild: Sequence[Alert]
     still: Sequence[Alert]
     before: Sequence[Alert]
     gaps: Sequence[Alert]
@@ -48,10 +59,12 @@ def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
     """Return what the alerts of the attempt make of a diagnosis of finite values. Reads the alert logs of all nodes.
 
     Where nothing was wrong, the gravest alert is the diagnosis, whether it still fires or not; of those that are as
-    grave, a broken law. Where no alert fired in the attempt, it is the gravest of those before it. A warning that the
-    run is slow is none. A text says which rules still fire: `straggler (rank 1,
-    since step 131)`. What did go wrong followed from the law that was broken until then, or from rates in which ranks
-    differed: a reduction that loses what it carried makes copies part, and a norm of zero makes a ratio NaN.
+    grave, a broken law. A rate that jumped comes before what laws of the optimizer find then. Where no alert fired in
+    the attempt, it is the gravest of those before it. A warning that the run is slow is only named in the headline. A
+    text says which rules still fire: `straggler (rank 1, since step 131)`.
+    What did go wrong followed from the law that was broken until then, or from rates in which ranks differed: a
+    reduction that loses what it carried makes copies part, and a norm of zero makes a ratio NaN. The headline also
+    names what the script had set: a rate that jumped, a model in eval mode.
     Steps of which nothing was collected are named with the evidence, and in the headline while they go on.
     """
     if found.attempt is None:
@@ -65,13 +78,27 @@ def _gravest(run_dir: Path, finite: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
     evidence = (*finite.evidence, *_of_the_start(run_dir))
     finite = dataclasses.replace(finite, firing=_texts(alerts.still), evidence=evidence)
     if alerts.fired:
-        return _told(finite, min(alerts.fired, key=_order), alerts, finite.headline)
-    return _of_earlier(finite, alerts) if alerts.before else finite
+        return _told(finite, _foremost(alerts.fired), alerts, finite.headline)
+    return _of_earlier(finite, alerts) if alerts.before else _with_mild(finite, alerts)
+
+
+def _with_mild(finite: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
+    """Return `finite` with a warning that says nothing against its values in the headline; one that is on is first."""
+    on = {alert.rule for alert in alerts.still}
+    worst = min(alerts.mild, key=lambda alert: (alert.rule not in on, _order(alert)), default=None)
+    if worst is None:
+        return finite
+    over = "" if worst.rule in on else ", and no longer at the end"
+    return dataclasses.replace(
+        finite,
+        headline=f"{_headline(worst, _ranks_of(worst, alerts.mild))}{over}; {_lower(finite.headline)}",
+        reason=f"{worst.message}. {finite.reason}",
+    )
 
 
 def _of_earlier(finite: Diagnosis, alerts: _RunAlerts) -> Diagnosis:
     """Return what went wrong before the last restart, where nothing did since; of the gravest alert alone."""
-    worst = min(alerts.before, key=_order)
+    worst = _foremost(alerts.before)
     alone = dataclasses.replace(alerts, fired=[one for one in alerts.before if one.attempt == worst.attempt])
     told = _told(finite, worst, alone, f"Since the restart, in attempt {finite.attempt}: {finite.headline}")
     return dataclasses.replace(told, attempt=worst.attempt, headline=f"Before the restart: {told.headline}")
@@ -82,6 +109,10 @@ def _broken_first(run_dir: Path, found: Diagnosis, alerts: _RunAlerts) -> Diagno
     earlier = [alert for alert in earlier if alert.first_step <= (found.step or 0)]
     if not earlier:
         return found
+    near = [alert for alert in earlier if not _is_set_by_script(alert) or _is_soon(found, alert)]
+    cause = _foremost(near or earlier)
+    if _is_set_by_script(cause):
+        return _after_setting(found, cause, alerts)
     start = Diagnosis(
         verdict=found.verdict,
         run_id=found.run_id,
@@ -92,8 +123,32 @@ def _broken_first(run_dir: Path, found: Diagnosis, alerts: _RunAlerts) -> Diagno
         evidence=(*found.evidence, *_of_the_start(run_dir)),
         collect=found.collect,
     )
-    told = _told(start, min(earlier, key=_order), alerts, "")
+    told = _told(start, cause, alerts, "")
     return dataclasses.replace(told, consequences=(found.headline, *told.consequences))
+
+
+def with_setting(run_dir: Path, nonfinite: Diagnosis) -> Diagnosis:
+    """Return a diagnosis of what became NaN or Inf with what the script had set right before it in the headline."""
+    if nonfinite.attempt is None or nonfinite.step is None:
+        return nonfinite
+    alerts = _alerts_of(run_dir, nonfinite.attempt)
+    found = [one for one in alerts.fired if _is_set_by_script(one) and 0 <= nonfinite.step - one.first_step <= _SOON]
+    return _after_setting(nonfinite, min(found, key=_order), alerts) if found else nonfinite
+
+
+def _after_setting(found: Diagnosis, cause: Alert, alerts: _RunAlerts) -> Diagnosis:
+    """Return `found` with what the script had set before it: as the cause if that was right before, else beside it."""
+    if _is_rate_jump(cause) and found.module == OPTIMIZER:
+        return found  # the jump is its headline
+    what = _headline(cause, _ranks_of(cause, alerts.fired))
+    found = dataclasses.replace(found, firing=_texts(alerts.still), reason=f"{cause.message}. {found.reason}")
+    if not _is_soon(found, cause):
+        return dataclasses.replace(found, headline=f"{found.headline}; before that, {_lower(what)}")
+    return dataclasses.replace(found, headline=f"{what}: {_lower(found.headline)}", step=cause.first_step)
+
+
+def _is_soon(found: Diagnosis, cause: Alert) -> bool:
+    return (found.step or 0) - cause.first_step <= _SOON
 
 
 def _of_the_start(run_dir: Path) -> tuple[str, ...]:
@@ -123,6 +178,14 @@ def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
             *(alert for alert in told if alert.attempt == attempt),
             *(alert for alert in still if alert.rule == BLIND_RULE),
         ],
+        mild=[
+            alert
+            for alert in firing
+            if alert.attempt == attempt
+            and alert.severity is not Severity.INFO
+            and alert.rule != BLIND_RULE
+            and not _has_weight(alert)
+        ],
         still=still,
         gaps=[alert for alert in firing if alert.rule == BLIND_RULE and alert.attempt == attempt],
         before=[one for one in told if one.attempt < attempt and one.condition is not AlertCondition.REPORTED],
@@ -137,17 +200,43 @@ def _order(alert: Alert) -> tuple[object, ...]:
     return _GRAVITY[alert.severity], is_gap, not alert.law, alert.first_step, phase, alert.rule, alert.rank
 
 
+def _foremost(alerts: Sequence[Alert]) -> Alert:
+    """Return the gravest alert; for a law of the optimizer, the jump of a rate right before: the law has it in it."""
+    worst = min(alerts, key=_order)
+    law = _law_of(worst)
+    if law is None or law.phase != "optimizer":
+        return worst
+    jumps = (one for one in alerts if _is_rate_jump(one) and 0 <= worst.first_step - one.first_step <= _SOON)
+    return min((one for one in jumps if one.attempt == worst.attempt), key=_order, default=worst)
+
+
+def _headline(alert: Alert, ranks: Sequence[int]) -> str:
+    if _is_rate_jump(alert):
+        rate = f"The learning rate jumped from at most {alert.baseline:.3g} to {alert.value:.3g}"
+        return f"{rate} in step {alert.first_step} on {rank_list(ranks)}"
+    return f"The alert {alert.rule} fired on {rank_list(ranks)} from step {alert.first_step} on"
+
+
+def _lower(headline: str) -> str:
+    return f"{headline[:1].lower()}{headline[1:]}"
+
+
+def _ranks_of(alert: Alert, alerts: Iterable[Alert]) -> list[int]:
+    """Return the ranks on which its rule began to fire on its step."""
+    return sorted({one.rank for one in alerts if (one.rule, one.first_step) == (alert.rule, alert.first_step)})
+
+
 def _told(found: Diagnosis, alert: Alert, alerts: _RunAlerts, otherwise: str) -> Diagnosis:
     """Return `found` with what an alert says as its headline, and what else is known: `otherwise`."""
     same = [one for one in alerts.fired if (one.rule, one.first_step) == (alert.rule, alert.first_step)]
-    ranks = sorted({one.rank for one in same})
+    ranks = _ranks_of(alert, same)
     is_over = all(one.rule != alert.rule for one in alerts.still)
     message = f"{alert.message}{' (no longer so at the end)' if is_over else ''}"
     others = [one for one in alerts.fired if one.rule != alert.rule and one.first_step >= alert.first_step]
     told = dataclasses.replace(
         found,
         verdict=DiagnosisVerdict.ALERTED,
-        headline=f"The alert {alert.rule} fired on {rank_list(ranks)} from step {alert.first_step} on",
+        headline=_headline(alert, ranks),
         reason=". ".join(filter(None, (message, otherwise))),
         step=alert.first_step,
         rank=ranks[0] if len(ranks) == 1 else None,
@@ -188,8 +277,24 @@ def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Seq
 
 def _is_upstream(alert: Alert) -> bool:
     """Return whether an alert tells of what makes other values wrong, and is not made by them."""
-    names = [finding.series.name for finding in alert.findings if finding.series.kind is Kind.STEP]
-    return bool(alert.law) or (alert.condition is AlertCondition.DIFFERS and LEARNING_RATE_SERIES in names)
+    is_of_rates_apart = alert.condition is AlertCondition.DIFFERS and LEARNING_RATE_SERIES in _numbers_of(alert)
+    return bool(alert.law) or is_of_rates_apart or _is_set_by_script(alert)
+
+
+def _is_set_by_script(alert: Alert) -> bool:
+    """Return whether an alert tells of a rate, a mode or missing batches that the script set, on all ranks alike."""
+    is_more = alert.direction is AlertDirection.UP and not alert.law and alert.condition is not AlertCondition.DIFFERS
+    return is_more and any(name in _SET_BY_SCRIPT for name in _numbers_of(alert))
+
+
+def _is_rate_jump(alert: Alert) -> bool:
+    is_jump = alert.condition is AlertCondition.EXCEEDS and alert.direction is AlertDirection.UP
+    return is_jump and LEARNING_RATE_SERIES in _numbers_of(alert)
+
+
+def _numbers_of(alert: Alert) -> list[str]:
+    """Return the names of the numbers of the step that it tells of."""
+    return [finding.series.name for finding in alert.findings if finding.series.kind is Kind.STEP]
 
 
 def _has_fired(alert: Alert, attempt: int) -> bool:
