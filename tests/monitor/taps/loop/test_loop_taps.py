@@ -20,10 +20,11 @@ from trainermon.monitor.taps.loop.repeated_steps import RepeatedSteps
 from trainermon.monitor.taps.loop.reused_batch import ReusedBatch
 from trainermon.monitor.taps.loop.shared_memory import SharedMemory
 from trainermon.monitor.taps.loop.torch_warnings import TorchWarnings
+from trainermon.monitor.taps.loop.uneven_steps import UnevenSteps
 
 TAPS = (
     *(FrozenMoves, KeptGradients, LateClipping, LeftOut, LostGradients),
-    *(ModuleSettings, RepeatedSteps, ReusedBatch, SharedMemory, TorchWarnings),
+    *(ModuleSettings, RepeatedSteps, ReusedBatch, SharedMemory, TorchWarnings, UnevenSteps),
 )
 MOMENTS = ("attach", "detach", "forward_begins", "at_entry", "step_ended")
 CALLED = [(tap, moment) for tap in TAPS for moment in MOMENTS if moment in vars(tap)]
@@ -58,7 +59,9 @@ def statistics_of(journal):
     }
 
 
-def test_every_tap_is_tried():
+def test_every_tap_is_tried(tmp_path):
+    trained(tmp_path)  # which imports them all
+
     assert {*TAPS} == {*loop_taps.LoopTap.__subclasses__()}
 
 
