@@ -149,6 +149,16 @@ def test_default_rules_have_a_runbook_entry_each() -> None:
     } == headings
 
 
+def test_default_runbook_entries_say_for_how_many_values_in_a_row_as_the_rules_do() -> None:
+    numbers = {"three": 3, "five": 5, "ten": 10, "twenty": 20}
+    rules = {rule.name: rule for rule in load_rules()}
+    for entry in re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)[1:]:
+        rule = rules.get(entry.splitlines()[0])
+        said = re.search(r"\b(three|five|ten|twenty|\d+)(?: \w+)? in a\s+row", entry)
+        if rule is not None and rule.for_steps > 1 and said is not None:
+            assert int(numbers.get(said[1], said[1])) == rule.for_steps, rule.name
+
+
 def test_default_runbook_entries_say_what_how_and_what_to_do() -> None:
     for entry in re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)[1:]:
         for part in ("**Means**", "**Check**", "**Do**"):

@@ -33,6 +33,7 @@ from trainermon.core.events import (
     RankEvent,
     ReplayEvent,
     WarningEvent,
+    outcome_line,
 )
 from trainermon.core.journal import Header
 from trainermon.core.values import Alert, Command, SeriesKey, StatBlock
@@ -230,7 +231,7 @@ class Reactions(RecordConsumer):
             if not entry.diagnosed:
                 self.new_dumps.append(entry)
             self._feed.publish("dump", entry.as_plain())
-        _log.info("rank %d %s of step %s: %s", rank, event.type, event.step, event.status)
+        _log.info("%s", outcome_line(event, rank))
 
     def configure(self, command: Command) -> None:
         """Send an edited configuration to every living rank, unless an earlier agent has done so."""

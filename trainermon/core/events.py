@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from trainermon.core.environment.secrets import Redactor
 from trainermon.core.values import TextEnum
@@ -169,6 +170,30 @@ class DumpEvent:
     dump: str | None = None
     bytes: int | None = None
     reason: str | None = None
+
+
+_OUTCOME = re.compile(r"rank (\d+) replay of step (\d+): (refused|failed) \((.*)\)$")
+
+
+class Unreplayed(NamedTuple):
+    """A replay that left no dump: of which rank and step, whether it was `refused` or `failed`, and why."""
+
+    rank: int
+    step: int
+    status: str
+    reason: str
+
+
+def outcome_line(event: ReplayEvent | DumpEvent, rank: int) -> str:
+    """Return what the agent's log says of a dump or a replay, on one line."""
+    why = f" ({' '.join(event.reason.split())})" if event.reason else ""
+    return f"rank {rank} {event.type} of step {event.step}: {event.status}{why}"
+
+
+def read_outcome_line(line: str) -> Unreplayed | None:
+    """Return what a line of the agent's log says of a replay that was refused or failed; None for any other."""
+    found = _OUTCOME.search(line.rstrip())
+    return None if found is None else Unreplayed(int(found[1]), int(found[2]), found[3], found[4])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

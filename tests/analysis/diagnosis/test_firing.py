@@ -147,7 +147,8 @@ def test_the_headline_of_a_broken_law_says_what_went_wrong(run_dir, law):
 
     diagnosis = diagnose(run_dir)
 
-    assert diagnosis.headline == f"{law.broken} (rank 1, since step 2)"
+    since = "began between steps 0 and 1" if law.seen_after else "since step 2"
+    assert diagnosis.headline == f"{law.broken} (rank 1, {since})"
     assert law.broken not in ("", law.sentence.rstrip("."))
     assert (diagnosis.module == "") == law.is_of_the_whole
 
@@ -311,3 +312,19 @@ def test_a_warning_that_the_run_is_slow_is_in_the_first_line_and_is_no_fault_of_
     )
     assert found.reason.startswith("straggler: rank 1 holds up the others")
     assert found.verdict is DiagnosisVerdict.FINITE
+
+
+@pytest.mark.parametrize(
+    ("law", "step", "since"),
+    [
+        ("still-reached", 160, "since step 150"),
+        ("reached", 20, "since step 10"),
+        ("begin-empty", 122, "began between steps 120 and 121"),
+    ],
+)
+def test_the_first_line_says_when_a_law_began_to_be_broken_not_when_that_was_seen(run_dir, law, step, since):
+    named = (Finding(series=SeriesKey(law_of(law).rows[0], "fc.weight"), value=11.0),)
+    broken = broken_law(law=law, kind=law_of(law).rows[0], findings=named, first_step=step, step=step, value=11.0)
+    AlertLog(run_dir / "nodes/node/alerts.jsonl").append(broken)
+
+    assert diagnose(run_dir).headline.endswith(f"(rank 1, {since})")

@@ -6,7 +6,10 @@ import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.analysis.damaged_dumps import SEEN, half_written, killed_before_a_call, run_of, whole, without_folder
+from tests.analysis.stored_run import ALL_NAN, grad, store
+from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.cli import main
+from trainermon.core.events import DumpStatus, ReplayEvent, outcome_line
 
 LOSSES = (*SEEN, half_written)
 
@@ -86,3 +89,18 @@ def test_what_was_not_compared_is_no_part_of_what_is_equal(lose, sides, tmp_path
     first = capsys.readouterr().out.splitlines()[0]
     one_sided = "No value differs from the reference, but step 0 has calls on one side only"
     assert first in ("No difference from the reference was found; step0 rank1 was not compared as a whole", one_sided)
+
+
+def test_a_replay_that_was_refused_is_told_with_its_reason_and_not_advised(tmp_path):
+    store(tmp_path, {5: {0: {grad("emb.weight"): ALL_NAN}}})
+    event = ReplayEvent(
+        step=5, status=DumpStatus.REFUSED, dump=None, reason="no (kept) forward", seconds=0.1, micro_steps=0, bytes=0
+    )
+    log = tmp_path / "nodes/node/agent.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(f"2026-01-02 03:04:05,678 INFO {outcome_line(event, 0)}\n2026-01-02 INFO rank 0 is gone\n")
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.reason.startswith("The replay of rank 0 was refused: no (kept) forward. ")
+    assert "replay" not in (diagnosis.collect.monitor or {})

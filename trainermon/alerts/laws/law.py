@@ -129,6 +129,9 @@ class Law:
         names: Shell patterns of the series, unless a rule says others.
         holds_for_sums: It holds for sums of tensors as for each of them: the controller judges it over all nodes.
         settings: The numbers that a rule may set, with their defaults.
+        counts_steps: Its size is for how many steps it has been broken.
+        seen_after: How many steps before the first on which it is seen to be broken it was last seen to hold; 0: it is
+            seen at once.
         tolerance: What rounding explains, in words.
         exceptions: Where it is not judged, or may be broken by design.
         causes: What usually breaks it, the most frequent one first. One that begins with the slot of a series and a
@@ -147,6 +150,8 @@ class Law:
     look_at: str
     broken: str = ""
     is_of_the_whole: bool = False
+    counts_steps: bool = False
+    seen_after: int = 0
     also: tuple[Kind, ...] = ()
     names: tuple[str, ...] = ("*",)
     holds_for_sums: bool = False

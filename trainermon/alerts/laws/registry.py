@@ -255,6 +255,7 @@ LAWS: tuple[Law, ...] = (
         rows=(Kind.GRAD_REDUCED,),
         phase="backward",
         relation=Reached,
+        counts_steps=True,
         settings={"steps": 20},
         tolerance="none: zero is exact",
         exceptions=(
@@ -279,6 +280,7 @@ LAWS: tuple[Law, ...] = (
         phase="backward",
         names=(f"*.{GRADIENT_KEPT}",),
         relation=BeginEmpty,
+        seen_after=2,  # looked at from the second step on that begins with what the one before has left
         tolerance="none: zero is exact",
         exceptions=(
             "gradients in buffers of a framework, as Megatron's, DeepSpeed's, FSDP's and DDP's with "

@@ -51,6 +51,7 @@ TOLD: tuple[Law, ...] = (
         phase="backward",
         names=(f"*.{GRADIENT_LOST}",),
         relation=partial(Told, name=GRADIENT_LOST),
+        counts_steps=True,
         tolerance="none: 20 steps in a row with a gradient, then 10 without any",
         exceptions=(
             "parameters that no longer require a gradient, or are in no group of the optimizer any more",

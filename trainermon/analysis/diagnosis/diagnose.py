@@ -377,7 +377,7 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{_what_of(place, absent, is_transient=is_transient)} in step {evidence.step}",
-        reason=". ".join([". ".join(found) or "No replay of the step was found", sentence(place.reason)]),
+        reason=". ".join([". ".join(found) or _no_replay(evidence), sentence(place.reason)]),
         rank=place.rank,
         module=place.module,
         phase=place.phase,
@@ -386,6 +386,16 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
         consequences=_consequences(evidence, set() if place.rank is None else {place.rank}, place.phase),
         dump=next((entry.path for entry in started if entry.rank == place.rank), None),
     )
+
+
+def _no_replay(evidence: StepEvidence) -> str:
+    """Return why there is no replay of the step, by the first rank that tells."""
+    told = [evidence.unreplayed[rank] for rank in sorted(evidence.unreplayed)]
+    if not told:
+        return "No replay of the step was found"
+    done = "was refused" if told[0].status == "refused" else told[0].status
+    same = [one.rank for one in told if one[2:] == told[0][2:]]
+    return f"The replay of {rank_list(same)} {done}: {told[0].reason}"
 
 
 def _what_of(place: StoredPlace, absent: str, *, is_transient: bool) -> str:

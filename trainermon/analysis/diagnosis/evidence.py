@@ -14,9 +14,10 @@ from trainermon.analysis.compare.merging.places import find_places
 from trainermon.analysis.diagnosis.domains import in_pipelines, read_places
 from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order, read_flows
 from trainermon.analysis.diagnosis.rows.spoilt_buffers import SPOILT_BUFFERS, buffer_notes
-from trainermon.analysis.diagnosis.unread import DumpReading
+from trainermon.analysis.diagnosis.unread import DumpReading, unreplayed_ranks
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.errors import DumpError, StoreError
+from trainermon.core.events import Unreplayed
 from trainermon.core.values import Kind
 from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, TensorRecord
 from trainermon.exporters.store.blocks import first_unreadable
@@ -130,6 +131,7 @@ class StepEvidence:
         alerts: Messages of alerts on it.
         places: By rank, its position on each axis of parallelism.
         notes: What the reader should know, in sentences.
+        unreplayed: By rank, a replay of the step that left no dump.
         unread: Folders of dumps that could not be read, or not as a whole, within the run's; of the step, if one is
             asked for.
     """
@@ -153,6 +155,7 @@ class StepEvidence:
     alerts: tuple[str, ...] = ()
     places: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unreplayed: Mapping[int, Unreplayed] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
 
@@ -199,6 +202,7 @@ def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
             step=step,
             attempt=attempt,
             dumps=dumps,
+            unreplayed=unreplayed_ranks(run_dir, step),
             notes=reading.sentences(),
             unread=tuple(path.relative_to(run_dir).as_posix() for path in reading.gaps),
             places=in_pipelines(evidence.places, _stages(dumps)),

@@ -244,6 +244,7 @@ def _told(found: Diagnosis, alert: Alert, alerts: _RunAlerts, otherwise: str) ->
     )
     law = _law_of(alert)
     if law is not None:
+        told = dataclasses.replace(told, step=_began(alert, law))
         return _with_law(told, law, [finding.series for one in same for finding in one.findings], ranks)
     of_rates = any(finding.series.name == LEARNING_RATE_SERIES for finding in alert.findings)
     return dataclasses.replace(told, module=OPTIMIZER, phase=FaultPhase.OPTIMIZER) if of_rates else told
@@ -256,6 +257,11 @@ def _law_of(alert: Alert) -> Law | None:
         return None
 
 
+def _began(alert: Alert, law: Law) -> int:
+    """Return the first step on which a law was broken, which may be long before it was seen."""
+    return max(0, min(alert.first_step, alert.step - round(alert.value) + 1)) if law.counts_steps else alert.first_step
+
+
 def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Sequence[int]) -> Diagnosis:
     """Return what is said of a broken law: what went wrong, where in the step, and what usually breaks it."""
     series = [*series]
@@ -263,10 +269,12 @@ def _with_law(told: Diagnosis, law: Law, series: Iterable[SeriesKey], ranks: Seq
     slots = {one.slot for one in series}
     is_input = law.phase == "input"
     nowhere = is_input or law.is_of_the_whole
+    last = max(0, (told.step or 0) - law.seen_after)  # on which it still held
+    since = f"began between steps {last} and {last + 1}" if law.seen_after else f"since step {told.step}"
     return dataclasses.replace(
         told,
         symptom=Symptom.BREAKS_LAW,
-        headline=f"{law.headline} ({rank_list(ranks)}, since step {told.step})",
+        headline=f"{law.headline} ({rank_list(ranks)}, {since})",
         module=INPUT if is_input else "" if nowhere else next(iter(modules), ""),
         candidates=() if nowhere else modules[1:],
         phase=FaultPhase.FORWARD if is_input else FaultPhase(law.phase),

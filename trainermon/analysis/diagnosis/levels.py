@@ -72,7 +72,7 @@ def _collect(diagnosis: Diagnosis, evidence: StepEvidence) -> NextCollection | N
         return None
     if not evidence.dumps:
         return together(
-            _REPLAY if diagnosis.rank is None or not diagnosis.module else None,
+            _REPLAY if not evidence.unreplayed and (diagnosis.rank is None or not diagnosis.module) else None,
             dump_of_step(step, _ranks(diagnosis), "no dump tells the operation; resume before it"),
             None if diagnosis.module else more_statistics(evidence.kinds, "no stored rows tell the module"),
         )

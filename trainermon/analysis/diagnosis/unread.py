@@ -10,6 +10,7 @@ from pathlib import Path
 from trainermon.analysis.compare.merging.places import hollow_places
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.core.errors import DumpError
+from trainermon.core.events import Unreplayed, read_outcome_line
 from trainermon.dump.files.reader import gap_notes, load_raw, parse_dump
 from trainermon.dump.files.records import Dump, TensorRecord
 
@@ -61,3 +62,10 @@ def _num_unknown(dump: Dump) -> int:
 
 def _is_unknown(record: TensorRecord) -> bool:
     return record.count > 0 and all(value is None for value in (record.nans, record.infs, record.max, record.mean))
+
+
+def unreplayed_ranks(run_dir: Path, step: int) -> dict[int, Unreplayed]:
+    """Return by rank which replays of the step left no dump, and why, as the agents' logs tell; the newest counts."""
+    logs = (log.read_text(errors="replace") for log in sorted(run_dir.glob("nodes/*/agent.log")))
+    found = (read_outcome_line(line) for text in logs for line in text.splitlines())
+    return {one.rank: one for one in found if one is not None and one.step == step}
