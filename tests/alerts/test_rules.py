@@ -159,6 +159,12 @@ def test_default_runbook_entries_say_for_how_many_values_in_a_row_as_the_rules_d
             assert int(numbers.get(said[1], said[1])) == rule.for_steps, rule.name
 
 
+def test_what_a_rank_finds_by_itself_speaks_of_no_other_ranks_as_there_may_be_none() -> None:
+    (rule,) = (rule for rule in load_rules() if rule.name == "gradient-nonfinite-local")
+
+    assert "ranks" not in rule.summary
+
+
 def test_default_runbook_entries_say_what_how_and_what_to_do() -> None:
     for entry in re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)[1:]:
         for part in ("**Means**", "**Check**", "**Do**"):
