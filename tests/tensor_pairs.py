@@ -73,6 +73,14 @@ LAYOUTS = {
 }
 
 
+SIDES = {
+    "sound": lambda values: values,
+    "again": lambda values: values,
+    "zeroed": lambda values: values * 0,
+    "negated": lambda values: -values,
+}
+"""What is done to the numbers, by name."""
+
 _PARTS: dict[str, Any] = {
     "meta": lambda _: [],
     "fake": lambda _: [],

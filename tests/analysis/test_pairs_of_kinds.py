@@ -4,7 +4,7 @@ import pytest
 
 from tests.dumped_kinds import TASKS, dumped, kind_of
 from tests.tensor_kinds import numbers
-from tests.tensor_pairs import is_equal, pairs
+from tests.tensor_pairs import SIDES, is_equal, pairs
 from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import compare
 from trainermon.analysis.compare.answer.summary import headline
@@ -15,12 +15,6 @@ from trainermon.analysis.graph.reading import read_graphs
 from trainermon.dump.files.reader import read_dump
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: quantized, sparse and masked tensors may change
-SIDES = {
-    "sound": lambda values: values,
-    "again": lambda values: values,
-    "zeroed": lambda values: values * 0,
-    "negated": lambda values: -values,
-}
 # The numbers of a row are about as large as those of its opposite: statistics do not tell them apart.
 SEEN = {"statistics": ["zeroed"], "tensor": ["negated"], "md5": ["zeroed", "negated"]}
 SHAPE_ALONE = {"meta", "fake"}

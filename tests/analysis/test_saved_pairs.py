@@ -8,19 +8,13 @@ import pytest
 import torch
 
 from tests.tensor_kinds import numbers
-from tests.tensor_pairs import is_equal, pairs
+from tests.tensor_pairs import SIDES, is_equal, pairs
 from trainermon.analysis.checkpoint.comparison import compare_checkpoints
 from trainermon.analysis.checkpoint.opening import open_checkpoint
 from trainermon.analysis.checkpoint.verdicts import SAME
 from trainermon.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: quantized, sparse and masked tensors may change
-SIDES = {
-    "sound": lambda values: values,
-    "again": lambda values: values,
-    "zeroed": lambda values: values * 0,
-    "negated": lambda values: -values,
-}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.agent.nodes import DEADLINE_S, expected
 
-# No file of this agent grows beyond so many bytes, and so many seconds after the last rank it gives up.
+# Its arguments: the largest file that it can write, in bytes, and after how many seconds without a rank it gives up.
 AGENT = """
 import resource, sys
 from trainermon.agent import daemon

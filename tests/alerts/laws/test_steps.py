@@ -259,7 +259,7 @@ def test_a_parameter_that_leaps_is_told_from_the_start(
 
 
 class FromZero(Loop):
-    """A low-rank pair of which one begins at zero, a scale at zero, and a rate that warms up from zero."""
+    """A low-rank pair and a scale, some of which begin at zero, and a rate that warms up from zero."""
 
     def __init__(self) -> None:
         super().__init__()

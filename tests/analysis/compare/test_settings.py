@@ -61,7 +61,7 @@ def recorded(folder, how, *, level="mix", task="tensor", step=3):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Return what compares a training that is another with one that is not, of which each is recorded once."""
+    """Return a function that compares a changed training with the plain one; each is recorded once."""
 
     @functools.cache
     def dump_of(how, **where):

@@ -1,4 +1,4 @@
-"""What only the model's own forward does, of which no call tells, is found where all calls agree."""
+"""No call shows what the model's own forward does: where all calls agree, a difference in its results is found."""
 
 import pytest
 import torch

@@ -154,7 +154,7 @@ class CheckpointSide:
         step: On which it was saved; None if it does not say.
         layout: How it is split.
         num_unread: How many of its tensors are not read, and so not compared.
-        alone: How many tensors it has of each kind of which the other has none, so that they are not compared.
+        alone: By kind, how many tensors it has where the other has none of that kind: these are not compared.
         notes: What its reader said.
     """
 

@@ -98,7 +98,7 @@ def relations_of(name: str, call: OperationCall) -> Iterator[Relation]:
             yield Relation("shift", _with_first(call, shifted), lambda given: given)
 
 
-def relations_of_backward(call: OperationCall) -> Iterator[Relation]:
+def relations_of_backward(_: str, call: OperationCall) -> Iterator[Relation]:
     """Yield what holds for every backward, the call of a `GradientFunction`: it is linear in the gradients given."""
     *inputs, gradients, exactness = call.args
     given = [one for one in gradients if one is not None]

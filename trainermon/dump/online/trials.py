@@ -53,7 +53,7 @@ class Trials:
             yield from self._repeated(observed, result)
         elif mode is Perturbation.RELATIONS:
             is_backward = isinstance(observed.call.function, GradientFunction)
-            yield from self._related(observed, result, _of_backward if is_backward else relations_of)
+            yield from self._related(observed, result, relations_of_backward if is_backward else relations_of)
         elif mode is Perturbation.CHANGE_VALUE:
             found = self._related(observed, result, permutations_of)
             broken = [one for one in found if one.judgement.status is Status.ERROR]
@@ -142,10 +142,6 @@ def is_surely_right(name: str, call: OperationCall, result: Any) -> bool:
         return QuickReference(name, call, result).accepts(result)
     except Exception:  # noqa: BLE001  # whatever a foreign kernel raises in a finer type: the judge says what
         return False
-
-
-def _of_backward(_: str, call: OperationCall) -> Iterator[Relation]:
-    return relations_of_backward(call)
 
 
 def _tensors(result: Any) -> list[Tensor]:

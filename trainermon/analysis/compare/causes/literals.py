@@ -86,7 +86,7 @@ class LiteralFinder:
 
 
 def is_written(*values: object) -> bool:
-    """Return whether plain values can be none that tensors made: words but for devices, short numbers, and roots."""
+    """Return whether no tensor can have made plain values: words that name no device, short numbers, and roots."""
     if any(isinstance(value, str) for value in values):
         return not any(isinstance(value, str) and DEVICE.fullmatch(value) for value in values)
     return all(_is_short(value) or _is_root(value) for value in values)
