@@ -110,3 +110,30 @@ def test_too_many_skipped_steps_are_told_although_each_of_them_was_meant() -> No
 
     assert [(alert.rule, alert.step) for alert in found] == [("steps-skipped-often", 99)]
     assert found[0].message.startswith("steps-skipped-often: the framework skips 34 % of the steps, step 99")
+
+
+def ratios(values: Sequence[float]) -> list[Alert]:
+    key = SeriesKey(Kind.STEP, "clip_ratio")
+    return feed(RuleEngine(load_rules()), (key,), (block(step, {0: value}) for step, value in enumerate(values)))
+
+
+def test_clipping_that_suddenly_leaves_next_to_nothing_is_told_on_the_third_step() -> None:
+    (alert,) = ratios([1.0] * 110 + [0.002] * 20)
+
+    assert (alert.rule, alert.first_step, alert.step) == ("clipping-collapse", 110, 112)
+    assert "clipping leaves 0.002 of the gradients" in alert.message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0] * 110 + [0.1] * 20,
+        [1.0] * 110 + [0.002, 0.002, 1.0] * 20,
+        [0.02, 1.0, 0.1, 0.5] * 40 + [0.01] * 20,
+        [1.0] * 10 + [0.01] * 200,
+        [float("nan")] * 100 + [0.5] * 50,
+    ],
+    ids=["a tenth", "two in a row", "always up and down", "early", "no gradient"],
+)
+def test_clipping_of_what_is_larger_now_and_then_gives_no_alert(values: Sequence[float]) -> None:
+    assert ratios(values) == []

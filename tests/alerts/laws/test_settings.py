@@ -41,6 +41,8 @@ SCHEDULES |= {
     "warm restarts from zero": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 8),
     "a stage of a thousandth": lambda o: lr_scheduler.MultiStepLR(o, [20], gamma=1e-3),
     "rests": lambda o: lr_scheduler.LambdaLR(o, lambda n: float(n % 10 < 5)),
+    "one group ends": lambda o: lr_scheduler.LambdaLR(o, [lambda n: max(0.0, 1 - n / 20), lambda _: 1.0]),
+    "one group is unfrozen": lambda o: lr_scheduler.LambdaLR(o, [lambda n: float(n > 20), lambda _: 1.0]),
 }
 BROKEN: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
     "collapses": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1.0 if n < WRONG_FROM else 1e-9),
@@ -103,6 +105,7 @@ def test_nothing_is_said_of_any_scheduler_of_torch(tmp_path: Path, schedule: str
         ("setting-jumps", "constant", set_to(weight_decay=1.0)),
         ("setting-switched-off", "constant", set_to(weight_decay=0.0)),
         ("setting-switched-off", "constant", set_to(eps=0.0)),
+        ("setting-switched-off", "cosine to zero", set_to(lr=0.0)),
         ("learning-rate-collapsed", "collapses", None),
         ("learning-rate-collapsed", "collapses in the warm-up", None),
         ("setting-jumps", "constant", set_to(betas=(0.0, 0.999))),

@@ -328,3 +328,10 @@ def test_the_first_line_says_when_a_law_began_to_be_broken_not_when_that_was_see
     AlertLog(run_dir / "nodes/node/alerts.jsonl").append(broken)
 
     assert diagnose(run_dir).headline.endswith(f"(rank 1, {since})")
+
+
+def test_a_setting_that_was_switched_off_is_told_with_the_evidence(run_dir):
+    note = broken_law(law="not-switched-off", severity=Severity.INFO, kind=Kind.STEP)
+    AlertLog(run_dir / "nodes/node/alerts.jsonl").append(note)
+
+    assert "noted: my-reductions: it did" in diagnose(run_dir).evidence

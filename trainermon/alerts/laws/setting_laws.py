@@ -44,15 +44,19 @@ SETTING_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="not-switched-off",
-        sentence="Weight decay and epsilon are not set to zero all at once.",
-        broken="A setting of the optimizer (weight decay, epsilon) was set to zero",
+        sentence="Weight decay, epsilon and the learning rate of one group are not set to zero all at once.",
+        broken="A setting of the optimizer (weight decay, epsilon, the rate of one group) was set to zero",
         rows=(Kind.STEP,),
         phase="optimizer",
-        names=(WEIGHT_DECAY_SERIES, "epsilon"),
+        names=(WEIGHT_DECAY_SERIES, "epsilon", LEARNING_RATE_SERIES),
         relation=SwitchedOff,
         settings={"steps": 0},
         tolerance="none: zero is exact",
-        exceptions=("schedules that end at zero", "stages of a training that do without it on purpose"),
+        exceptions=(
+            "schedules that end at zero",
+            "stages of a training that do without it on purpose",
+            "rates of all groups: see `learning-rate-zero`; of groups that take turns all but the first rest",
+        ),
         causes=(
             "the state of another optimizer was loaded, and its groups with it",
             "a group was replaced by one that leaves the setting out",

@@ -123,27 +123,37 @@ class Steady(SettingsRelation):
 
 
 class SwitchedOff(SettingsRelation):
-    """Weight decay, or epsilon, does not become exactly zero all at once.
+    """Weight decay, epsilon, or the learning rate of one group, does not become exactly zero all at once.
 
-    The size is 1 on the step on which it does. After other changes it is not judged: a schedule may end so.
+    The size is 1 on the step on which it does. After other changes it is not judged: a schedule may end so. A rate may
+    change before; it is judged where other groups go on, where it was a tenth of its largest and more, and the first
+    time: groups may take turns.
     """
 
     limit = "steps"
 
     def restart(self) -> None:  # noqa: D102
         self._last: dict[tuple[int, int], float] = {}
-        self._has_changed: set[tuple[int, int]] = set()
+        self._largest: dict[tuple[int, int], float] = {}
+        self._is_open: dict[tuple[int, int], bool] = {}
 
     def follow(self, rank: int, step: LawStep, shown: Mapping[int, float]) -> Iterator[tuple[int, float]]:  # noqa: D102
         for column in (column for of_rank, column in self._last if of_rank == rank and column not in shown):
             yield column, 0.0  # what has no row is what it was
+        goes_on = any(rate > 0 for _, rate in _named(LEARNING_RATE_SERIES, step, shown))
         for column, value in shown.items():
-            key, name = (rank, column), step.tensors[column].name
-            if name in GROUP_SETTINGS and name not in _FROM_ONE:
-                before = self._last.get(key, value)
-                yield column, float(value == 0 < before and key not in self._has_changed)
-                self._has_changed |= {key} if value != before else set()
-                self._last[key] = value
+            name = step.tensors[column].name
+            if name == LEARNING_RATE_SERIES:
+                yield column, self._size((rank, column), value, may_change=True) * goes_on
+            elif name in GROUP_SETTINGS and name not in _FROM_ONE:
+                yield column, self._size((rank, column), value)
+
+    def _size(self, key: tuple[int, int], value: float, *, may_change: bool = False) -> float:
+        last, self._last[key] = self._last.get(key, value), value
+        largest = self._largest[key] = max(self._largest.get(key, value), value)
+        is_judged = self._is_open.get(key, True) and last >= _ENDING * largest
+        self._is_open[key] = is_judged and value > 0 if may_change else value == last and self._is_open.get(key, True)
+        return float(value == 0 < last and is_judged)
 
 
 class Collapse(SettingsRelation):

@@ -44,14 +44,15 @@ class _RunAlerts:
     """The alerts of an attempt: all that tell of what is computed, and all of those that are on at the end.
 
     `mild` are the warnings that the run is slow, or badly watched, over or not. `before` are those of earlier attempts
-    that tell of what is computed; what ended one, as a dead rank, is over. `gaps` are those on ranks of whose steps
-    nothing was collected; one that is not over is among `fired`, too.
+    that tell of what is computed; what ended one, as a dead rank, is over. `notes` are of what may be meant. `gaps` are
+    those on ranks of whose steps nothing was collected; one that is not over is among `fired`, too.
     """
 
     fired: Sequence[Alert]
     mild: Sequence[Alert]
     still: Sequence[Alert]
     before: Sequence[Alert]
+    notes: Sequence[Alert]
     gaps: Sequence[Alert]
 
 
@@ -65,12 +66,14 @@ def with_alerts(run_dir: Path, found: Diagnosis) -> Diagnosis:
     What did go wrong followed from the law that was broken until then, or from rates in which ranks differed: a
     reduction that loses what it carried makes copies part, and a norm of zero makes a ratio NaN. The headline also
     names what the script had set: a rate that jumped, a model in eval mode.
-    Steps of which nothing was collected are named with the evidence, and in the headline while they go on.
+    Settings that were switched off, and steps of which nothing was collected, are named with the evidence; the latter
+    in the headline, too, while they go on.
     """
     if found.attempt is None:
         return found
     alerts = _alerts_of(run_dir, found.attempt)
-    found = dataclasses.replace(found, evidence=(*found.evidence, *(alert.message for alert in alerts.gaps)))
+    noted = (f"noted: {alert.message}" for alert in alerts.notes)
+    found = dataclasses.replace(found, evidence=(*found.evidence, *noted, *(alert.message for alert in alerts.gaps)))
     return (_gravest if found.verdict is DiagnosisVerdict.FINITE else _broken_first)(run_dir, found, alerts)
 
 
@@ -187,6 +190,7 @@ def _alerts_of(run_dir: Path, attempt: int) -> _RunAlerts:
             and not _has_weight(alert)
         ],
         still=still,
+        notes=[one for one in firing if one.law and one.severity is Severity.INFO and one.attempt == attempt],
         gaps=[alert for alert in firing if alert.rule == BLIND_RULE and alert.attempt == attempt],
         before=[one for one in told if one.attempt < attempt and one.condition is not AlertCondition.REPORTED],
     )

@@ -1,5 +1,7 @@
 """What a step's first backward finds in a gradient, in loops that clear gradients and in some that do not."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -44,15 +46,18 @@ def nothing(model, optimizer):
     pass
 
 
-def rows_of(clear, *, backwards=1, clip=False, between=nothing, dtype=torch.float32, foreach=None):
+def rows_of(
+    clear, *, backwards=1, clip=False, between=nothing, dtype=torch.float32, foreach=None, steps=STEPS, layers=2
+):
     """Return by step what is recorded of a small training that clears gradients by `clear`."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(dtype)
+    widths = (4, 3, 2) if layers == 2 else (4,) * (layers + 1)
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths))).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     rows, training = Rows(), plain.describe([model], optimizer, Coordinates())
     kept = KeptGradients(training, rows.collector, Still())  # type: ignore[arg-type]
     kept.attach(FaultGuard(pytest.fail))
-    for step in range(STEPS):
+    for step in range(steps):
         rows.collector.begin(step)
         clear(model, optimizer)
         for _ in range(backwards):
@@ -65,8 +70,8 @@ def rows_of(clear, *, backwards=1, clip=False, between=nothing, dtype=torch.floa
         kept.step_ended()
         rows.collector.seal()
     kept.detach()
-    assert not model[1].bias._backward_hooks
-    return {step: found for step in range(STEPS) if (found := rows.of(step, Kind.STATE))}
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+    return {step: found for step in range(steps) if (found := rows.of(step, Kind.STATE))}
 
 
 @pytest.mark.parametrize("backwards", [1, 3])
@@ -83,7 +88,8 @@ def test_what_is_kept_is_recorded_from_the_second_such_step_on(backwards, clip, 
     found = rows_of(nothing, backwards=backwards, clip=clip, dtype=dtype)
 
     assert list(found) == list(range(2, STEPS))
-    assert all(row.keys() == {f"{SMALLEST}.{GRADIENT_KEPT}"} for row in found.values())
+    assert {*found[2]} == {f"{SMALLEST}.{GRADIENT_KEPT}"}  # others are looked at from the second step on
+    assert all(len(row) == 4 for step, row in found.items() if step > 2)
     assert all(row.zeros == 0 for rows in found.values() for row in rows.values())
 
 
@@ -98,6 +104,30 @@ def test_what_is_recorded_is_what_the_step_has_left():
     assert {step: row[f"{SMALLEST}.{GRADIENT_KEPT}"].sum for step, row in found.items()} == pytest.approx(
         {step: left[step] for step in range(2, STEPS)}
     )
+
+
+@pytest.mark.parametrize("kept", range(2, 8))
+def test_a_part_that_is_not_cleared_is_found_in_its_turn(kept):
+    """The two smallest parameters are cleared, and all others but for one."""
+
+    def but_one(model, optimizer):
+        for number, parameter in enumerate(model.parameters()):
+            parameter.grad = parameter.grad if number == kept else None
+
+    found = rows_of(but_one, steps=40, layers=4)
+
+    name = f"{kept // 2}.{'bias' if kept % 2 else 'weight'}.{GRADIENT_KEPT}"
+    assert all({*row} == {name} for row in found.values())
+    assert [*found][-5:] == [35, 36, 37, 38, 39]
+    assert [*found] == list(range(min(found), 40))  # what is found is looked at from then on
+
+
+def test_a_parameter_that_is_frozen_before_its_turn_is_passed_over():
+    def freeze(model, optimizer):
+        model[3].weight.requires_grad_(False)
+        optimizer.zero_grad()
+
+    assert rows_of(freeze, steps=40, layers=4) == {}
 
 
 def test_gradients_that_are_cleared_unseen_are_shown_to_be_zero():

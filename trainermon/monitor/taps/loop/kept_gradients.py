@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import random
+from collections import deque
+
 import torch
 from torch import Tensor
 
@@ -15,21 +19,26 @@ from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import TapHandle, Training
 
 _SAME_DIRECTION = 1e-5  # one less the cosine by which clipping turns a gradient in bfloat16, and some
+_NUM_OTHERS, _NUM_STEPS = 3, 4
+"""How many parameters are looked at beside the smallest one, and after how many steps others take their turn."""
+_LARGEST = 2**20  # elements: what is found kept is read on every step
 
 
 class KeptGradients(LoopTap):
-    """Looks what every backward finds in `.grad` of one small parameter, before it adds to it.
+    """Looks what every backward finds in `.grad` of a few parameters, before it adds to it.
 
-    torch counts the writes to a tensor. There are two findings; where neither is made no tensor is read, at 2 µs for
-    each backward:
+    torch counts the writes to a tensor. The smallest parameter is always looked at, and three others in turn, so that a
+    part of the model that is not cleared is found as well. There are two findings; where neither is made no tensor is
+    read, at 2 µs for each backward and parameter that is looked at:
 
     * `gradient_kept`: a step's first backward finds the very tensor that the last step has left, written to no more
       often, and what backwards add are the only writes until the next step: nothing has cleared it, unless by `.data`.
       From the next such step on what the first backward finds is recorded, a row of the parameter.
     * `gradients_dropped`: a step's later backward finds nothing, so that what those before it had made is lost, and the
-      optimizer uses fewer micro steps than the script has told. Their number is a row of the step. It is none where
-      the parameter was moved in between, as by SAM, where the step uses a gradient of another direction than the last
-      backward has left, which the script has put together, and where gradients are cleared in place.
+      optimizer uses fewer micro steps than the script has told. Their number is a row of the step; the smallest
+      parameter shows it. It is none where the parameter was moved in between, as by SAM, where the step uses a gradient
+      of another direction than the last backward has left, which the script has put together, and where gradients are
+      cleared in place.
 
     `torch.autograd.grad` adds to nothing, and does not count.
 
@@ -45,85 +54,147 @@ class KeptGradients(LoopTap):
         self._training = training
         self._collector = collector
         self._steps = steps
-        self._parameter = _smallest(training)
-        self._handles: list[TapHandle] = []
-        self._known: tuple[int, int] | None = None  # id and writes of the gradient as it was left
-        self._num_backwards = self._num_held = 0  # since the step; those whose gradients `.grad` holds
-        self._finds_nothing = self._finds_as_left = False
-        self._is_kept = self._was_kept = False
-        self._num_moves = 0  # writes to the parameter, at its last backward
-        self._last: Tensor | None = None  # the gradient as the last backward has left it, where some were dropped
+        smallest, others = _stepped(training) if training.counts_writes else (None, [])
+        self._first = None if smallest is None else _Probe(smallest)
+        self._waiting = deque(others)
+        self._others: list[_Probe] = []
+        self._num_steps = 0
+        self._guard: FaultGuard | None = None
 
     def attach(self, guard: FaultGuard) -> None:
-        """Hook the parameter's gradient before and after it is added to `.grad`."""
-        if self._parameter is not None and self._training.counts_writes:
-            tensor = self._training.parameters[self._parameter].tensor
-            self._handles = [
-                hook_leaf(tensor, guard.wrap(self._found)),
-                hook_accumulated(tensor, guard.wrap(self._added)),
-            ]
+        """Hook the gradients before and after something is added to `.grad`."""
+        self._guard = guard
+        for probe in self._probes():
+            self._hook(probe)
 
     def detach(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._known, self._last, self._is_kept, self._was_kept = None, None, False, False
-        self._num_backwards = self._num_held = 0
+        for probe in self._probes():
+            probe.forget()
+        self._guard = None
 
     def at_entry(self, step: int) -> None:
         """Tell of micro steps whose gradients the optimizer does not use; call it before its step."""
         del step
-        if not self._num_held < self._steps.expected <= self._num_backwards or self._parameter is None:
+        probe = self._first
+        if probe is None or not probe.num_held < self._steps.expected <= probe.num_backwards:
             return
-        gradient, last = self._training.parameters[self._parameter].tensor.grad, self._last
-        if gradient is None or last is None or id(gradient) != (self._known or (0, 0))[0] or gradient.is_sparse:
+        gradient, last = self._training.parameters[probe.index].tensor.grad, probe.last
+        if gradient is None or last is None or id(gradient) != (probe.known or (0, 0))[0] or gradient.is_sparse:
             return
         series = self._collector.table.id_of(SeriesKey(Kind.STEP, GRADIENTS_DROPPED))
-        number = float(self._num_backwards - self._num_held)
+        number = float(probe.num_backwards - probe.num_held)
         self._collector.take((series,), (_is_a_multiple(gradient, last) * number,))
 
     def step_ended(self) -> None:
-        """Note what the optimizer's step has left."""
-        if not self._handles or self._parameter is None:
+        """Note what the optimizer's step has left, and look at other parameters where their turn comes."""
+        if self._guard is None:
             return
-        gradient = self._training.parameters[self._parameter].tensor.grad
-        left = None if gradient is None else (id(gradient), gradient._version)
-        is_the_same = left is not None and self._known is not None and left[0] == self._known[0]
-        self._was_kept = self._is_kept and self._num_backwards > 0 and is_the_same
-        self._known, self._last, self._num_backwards, self._num_held = left, None, 0, 0
+        for probe in self._probes():
+            probe.step_ended(self._training.parameters[probe.index].tensor.grad)
+        if self._num_steps % _NUM_STEPS == 0:
+            self._take_turns()
+        self._num_steps += 1
 
-    def _found(self, _added: Tensor) -> None:
-        if self._steps.muted or self._parameter is None or self._parameter in self._training.unstepped:
+    def _probes(self) -> list[_Probe]:
+        return [] if self._first is None else [self._first, *self._others]
+
+    def _take_turns(self) -> None:
+        """Go on with the next parameters instead of those whose gradients are cleared."""
+        for probe in [probe for probe in self._others if not probe.was_kept]:
+            probe.forget()
+            self._others.remove(probe)
+            self._waiting.append(probe.index)
+        while self._waiting and len(self._others) < _NUM_OTHERS:
+            self._others.append(_Probe(self._waiting.popleft()))
+            self._hook(self._others[-1])
+
+    def _hook(self, probe: _Probe) -> None:
+        tensor = self._training.parameters[probe.index].tensor
+        if self._guard is None or not tensor.requires_grad:  # the script has frozen it since
             return
-        held = self._training.parameters[self._parameter]
+        probe.handles = [
+            hook_leaf(tensor, self._guard.wrap(functools.partial(self._found, probe))),
+            hook_accumulated(tensor, self._guard.wrap(functools.partial(self._added, probe))),
+        ]
+
+    def _found(self, probe: _Probe, _added: Tensor) -> None:
+        if self._steps.muted or probe.index in self._training.unstepped:
+            return
+        held = self._training.parameters[probe.index]
         gradient = held.tensor.grad
-        self._finds_nothing = gradient is None
-        self._finds_as_left = gradient is not None and self._known == (id(gradient), gradient._version)
-        if gradient is not None and self._finds_as_left and self._was_kept and not self._num_backwards:
+        probe.found(gradient)
+        if gradient is not None and probe.finds_as_left and probe.was_kept and not probe.num_backwards:
             series = self._collector.table.id_of(held.key(Kind.STATE, GRADIENT_KEPT), held.placement)
             self._collector.take((series,), (gradient,))
 
-    def _added(self, parameter: Tensor) -> None:
-        gradient = parameter.grad
-        if self._steps.muted or self._parameter in self._training.unstepped or gradient is None:
+    def _added(self, probe: _Probe, parameter: Tensor) -> None:
+        if self._steps.muted or probe.index in self._training.unstepped or parameter.grad is None:
             return
+        probe.added(parameter, parameter.grad)
+        if probe is self._first:
+            probe.last = parameter.grad.detach().clone() if probe.num_held < probe.num_backwards else None
+
+
+class _Probe:
+    """What was seen of the gradient of one parameter, of which `index` is the position.
+
+    Attributes:
+        known: Identity and number of writes of the gradient, as it was left.
+        num_backwards: How many there were since the step.
+        num_held: Those whose gradients `.grad` holds.
+        finds_as_left: The backward that runs found the very gradient that was left.
+        was_kept: The step before the last one had left it, and nothing had cleared it until the last one.
+        last: The gradient as the last backward has left it, where some were dropped.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.handles: list[TapHandle] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the hooks, and release what it holds."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        self.known: tuple[int, int] | None = None
+        self.last: Tensor | None = None
+        self.num_backwards = self.num_held = self._num_moves = 0
+        self.finds_as_left = self.was_kept = self._finds_nothing = self._is_kept = False
+
+    def found(self, gradient: Tensor | None) -> None:
+        """Look at what a backward finds."""
+        self._finds_nothing = gradient is None
+        self.finds_as_left = gradient is not None and self.known == (id(gradient), gradient._version)
+
+    def added(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Look at what it has left."""
         if self._num_moves != parameter._version:
-            self._num_backwards = 0 if self._finds_nothing else self._num_backwards
+            self.num_backwards = 0 if self._finds_nothing else self.num_backwards
             self._num_moves = parameter._version
-        self._is_kept = self._finds_as_left and (self._is_kept or not self._num_backwards)
-        self._num_held = 1 if self._finds_nothing else self._num_held + 1
-        self._num_backwards += 1
-        self._known = id(gradient), gradient._version
-        self._last = gradient.detach().clone() if self._num_held < self._num_backwards else None
+        self._is_kept = self.finds_as_left and (self._is_kept or not self.num_backwards)
+        self.num_held = 1 if self._finds_nothing else self.num_held + 1
+        self.num_backwards += 1
+        self.known = id(gradient), gradient._version
+
+    def step_ended(self, gradient: Tensor | None) -> None:
+        """Look at what the optimizer's step has left."""
+        left = None if gradient is None else (id(gradient), gradient._version)
+        is_the_same = left is not None and self.known is not None and left[0] == self.known[0]
+        self.was_kept = self._is_kept and self.num_backwards > 0 and is_the_same
+        self.known, self.last, self.num_backwards, self.num_held = left, None, 0, 0
 
 
-def _smallest(training: Training) -> int | None:
-    """Return which of the parameters that the optimizer steps is the smallest; None without any."""
+def _stepped(training: Training) -> tuple[int | None, list[int]]:
+    """Return which of the parameters that the optimizer steps is the smallest, and others from all over the model."""
     groups = getattr(training.optimizer, "param_groups", ())
     stepped = {id(parameter) for group in groups for parameter in group["params"]}
     sizes = {i: p.tensor.numel() for i, p in enumerate(training.parameters) if id(p.tensor) in stepped}
-    return min((i for i, size in sizes.items() if size), key=sizes.__getitem__, default=None)
+    smallest = min((i for i, size in sizes.items() if size), key=sizes.__getitem__, default=None)
+    others = [i for i, size in sizes.items() if i != smallest and 0 < size <= _LARGEST]
+    random.Random(0).shuffle(others)  # noqa: S311 - a part of the model is met soon
+    return smallest, others
 
 
 @torch.no_grad()
