@@ -65,6 +65,9 @@ GRADIENT_KEPT = "gradient_kept"
 GRADIENT_LOST = "gradient_lost"
 """`Kind.STATE`, a slot: for how many collected steps a parameter whose module runs has had no gradient any more."""
 
+FROZEN_LATER = "frozen_later"
+"""`Kind.STATE`, a slot: for how many collected steps a parameter that was trained has required no gradient."""
+
 NOT_HELD = "not_held"
 """`Kind.STATE`, a slot: 1 for a trainable parameter that the optimizer does not hold, while it holds another in its
 place, else 0; rows where one is found, and when that changes."""
@@ -171,8 +174,9 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step; and "
         "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it; "
         "`gradient_kept`, one that nothing has cleared since the step before; `gradient_lost`, for how many steps a "
-        "parameter has had none any more whose module runs; `not_held` and `not_stepped`, which parameters the "
-        "optimizer does not step; `frozen_moved`, frozen ones that it steps.",
+        "parameter has had none any more whose module runs; `frozen_later`, for how many it has required none; "
+        "`not_held` and `not_stepped`, which parameters the optimizer does not step; `frozen_moved`, frozen ones that it "
+        "steps.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
         Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",

@@ -35,6 +35,15 @@ def uncount(model: nn.Module) -> None:
             vars(parameter)["tensor_model_parallel"] = False
 
 
+def share_experts(chunk: nn.Module) -> None:
+    """Average the gradients of experts over the ranks, which hold different ones."""
+    for name, parameter in chunk.named_parameters():
+        if "local_experts" in name:
+            gradient = vars(parameter)["main_grad"]
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+
+
 def train(folder: Path, *, break_model: Callable[[nn.Module], None] | None = None, **options: Any) -> None:
     layout = gpt.Layout(**options)
     gpt.initialise(layout)
@@ -46,12 +55,16 @@ def train(folder: Path, *, break_model: Callable[[nn.Module], None] | None = Non
         monitor.set_monitor(chunks, gpt.MICRO_BATCHES, optimizer)
         if break_model is uncount:
             uncount(chunks[0])  # the monitor knows by then how they are spread
+        if break_model is share_experts:
+            whole_step = optimizer.step
+            optimizer.step = lambda: (share_experts(chunks[0]), whole_step())[1]
         for step in range(STEPS):
             gpt.train_step(layout, chunks, optimizer, step)
 
 
 TRAININGS = {
     "unmarked norm": partial(train, break_model=unmark, tp=2, sp=True),
+    "shared experts": partial(train, break_model=share_experts, ep=2, experts=4),
     "uncounted weights": partial(train, break_model=uncount, tp=2),
     "sequence parallel": partial(train, tp=2, sp=True),
     "context parallel": partial(train, cp=2),

@@ -15,6 +15,8 @@ from tests.journal_rows import only_spool
 from trainermon import TrainerMon
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
+from trainermon.core.catalogue import FROZEN_LATER
+from trainermon.core.values import Severity
 from trainermon.monitor.taps.loop.lost_gradients import AFTER
 
 STEPS, CUT = 70, 30
@@ -133,6 +135,11 @@ def freeze_one_after_the_other(model: Network, _optimizer: torch.optim.Optimizer
         model.layers[(step - CUT) // 10].requires_grad_(requires_grad=False)
 
 
+def freeze_for_a_while(model: Network, _optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step in {CUT, CUT + 15}:
+        model.layers[0].requires_grad_(requires_grad=step != CUT)
+
+
 def take_out(model: Network, optimizer: torch.optim.Optimizer, step: int) -> None:
     if step == CUT:
         optimizer.param_groups[0]["params"] = [*model.layers[2].parameters()]
@@ -176,6 +183,19 @@ def test_a_part_that_is_cut_off_after_the_start_is_told(tmp_path: Path, made: ty
     assert alert.first_step == CUT + AFTER
     assert {finding.series.name for finding in alert.findings} == {f"{one}.{of}" for one in lost for of in WEIGHTS}
     assert f"{2 * len(lost)} trainable parameters have no gradient any more" in alert.message
+
+
+def test_a_part_that_is_frozen_later_is_noted_until_it_is_trained_again(tmp_path: Path) -> None:
+    frozen = {f"layers.0.{of}" for of in WEIGHTS}
+    for change in (freeze, freeze_for_a_while):
+        steps = written(train(tmp_path / change.__name__, Network, change), 0)
+
+        alert = alerts_of(steps)["parameters-frozen"]
+
+        assert (alert.first_step, alert.severity) == (CUT + AFTER, Severity.INFO)
+        assert {finding.series.name for finding in alert.findings} == frozen
+        told = [b.step for h, b in steps if FROZEN_LATER in {h.series[i].slot for i in b.series}]
+        assert told == [*range(CUT + AFTER, STEPS if change is freeze else CUT + 15)]
 
 
 def test_it_is_told_where_not_every_step_is_collected(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def checked(folder: Path) -> list[Alert]:
 
 
 def test_megatron(tmp_path: Path) -> None:
-    run_ranks(MEGATRON, str(tmp_path), "unmarked norm", "uncounted weights", *SOUND)
+    run_ranks(MEGATRON, str(tmp_path), "unmarked norm", "uncounted weights", "shared experts", *SOUND)
 
     (uncounted,) = checked(tmp_path / "uncounted weights")
     names = ", ".join(f"decoder.layers.{layer}.mlp.linear_fc1.weight" for layer in range(2))
@@ -180,6 +180,11 @@ def test_megatron(tmp_path: Path) -> None:
     norms = {"decoder.final_layernorm.weight", "decoder.final_layernorm.bias"}
     assert {finding.series.name for finding in unmarked.findings} == norms
     assert unmarked.first_step == 0
+    shared = {alert.rank: alert for alert in judged(tmp_path / "shared experts", MEGATRON_STEPS)}
+    assert {(alert.rule, alert.first_step) for alert in shared.values()} == {("experts-share-gradients", 0)}
+    for rank, alert in shared.items():
+        named = {finding.series.name.split("local_experts.")[1][0] for finding in alert.findings}
+        assert named == {str(2 * rank), str(2 * rank + 1)}
     for name in SOUND:
         assert not LAWS & {alert.rule for alert in judged(tmp_path / name, MEGATRON_STEPS)}, name
         assert checked(tmp_path / name) == [], name

@@ -90,8 +90,7 @@ def test_hooks_on_leaves_are_gone_after_each_backward_and_see_every_gradient(pla
 
     train(model, steps=STEPS)
 
-    # Its own and the monitor's for activations; from the second step on, as the parameter takes its turn, that for gradients
-    # that nothing clears.
+    # Its own and the monitor's for activations; from the second step on also that for gradients that nothing clears.
     assert [count for count, _ in found] == [2] + [3] * (STEPS - 1)
     assert len(model.queries._backward_hooks) == 1
     seen = [gradients_of_outputs(places, step)["linear.input.0"] for step in range(STEPS)]

@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from trainermon.alerts.laws.clipping import OneFactor
+from trainermon.alerts.laws.experts import OwnExperts
 from trainermon.alerts.laws.gradients import BeginEmpty, EveryRankGradient, Reached, SomeGradient
 from trainermon.alerts.laws.inputs import DistinctInputs, NewInputs
 from trainermon.alerts.laws.law import Law
@@ -177,6 +178,24 @@ LAWS: tuple[Law, ...] = (
         ),
         look_at="whether these parameters got a gradient on every rank, and what reduces it; their weights part in the "
         "step that follows",
+    ),
+    Law(
+        name="own-experts",
+        sentence="Experts that lie on different ranks have gradients of their own.",
+        broken="Different experts got the same gradients",
+        rows=(Kind.GRAD_REDUCED,),
+        phase="reduction",
+        relation=OwnExperts,
+        tolerance="none: compared are all moments, bit for bit",
+        exceptions=(
+            "gradients that are zero, as of experts without tokens",
+            "experts of one rank, and ranks on several nodes",
+        ),
+        causes=(
+            "the gradients of experts are reduced over all data-parallel ranks, as if these held copies of them",
+            "the groups of expert parallelism and of expert data parallelism are interchanged",
+        ),
+        look_at="the process group that reduces the gradients of experts, and what marks a parameter as one",
     ),
     Law(
         name="one-clip-factor",

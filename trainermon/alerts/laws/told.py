@@ -10,6 +10,7 @@ import numpy as np
 from trainermon.alerts.laws.law import Law, LawRelation, LawStep, LawVerdict
 from trainermon.core.catalogue import (
     CLIPPED_LATE,
+    FROZEN_LATER,
     FROZEN_MOVED,
     GRADIENT_LOST,
     GRADIENTS_DROPPED,
@@ -64,6 +65,26 @@ TOLD: tuple[Law, ...] = (
             "a term of the loss is left out from this step on",
         ),
         look_at="what the script does from this step on: the last module that lost its gradients, and what follows it",
+    ),
+    Law(
+        name="stays-trained",
+        sentence="A parameter that gets a gradient on every step goes on requiring one.",
+        broken="Parameters that were trained were frozen later",
+        rows=(Kind.STATE,),
+        phase="backward",
+        names=(f"*.{FROZEN_LATER}",),
+        relation=partial(Told, name=FROZEN_LATER),
+        counts_steps=True,
+        tolerance="none: 20 steps in a row with a gradient, then 10 without any",
+        exceptions=(
+            "layers that are frozen on purpose, one after the other or for a while: the rule only notes it",
+            "gradients that stay there as zeros (`zero_grad(set_to_none=False)`)",
+        ),
+        causes=(
+            "requires_grad_(False) reached more of the model than was meant, by a name or a loop over modules",
+            "a callback that freezes for an evaluation, or for another loss, does not undo it",
+        ),
+        look_at="who calls requires_grad_(False) on this step, and whether these parameters were meant",
     ),
     Law(
         name="held",
