@@ -175,8 +175,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it; "
         "`gradient_kept`, one that nothing has cleared since the step before; `gradient_lost`, for how many steps a "
         "parameter has had none any more whose module runs; `frozen_later`, for how many it has required none; "
-        "`not_held` and `not_stepped`, which parameters the optimizer does not step; `frozen_moved`, frozen ones that it "
-        "steps.",
+        "`not_held` and `not_stepped`, which parameters the optimizer does not step; `frozen_moved`, frozen ones that "
+        "it steps.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
         Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",
