@@ -76,10 +76,7 @@ TOLD: tuple[Law, ...] = (
         relation=partial(Told, name=FROZEN_LATER),
         counts_steps=True,
         tolerance="none: 20 steps in a row with a gradient, then 10 without any",
-        exceptions=(
-            "layers that are frozen on purpose, one after the other or for a while: the rule only notes it",
-            "gradients that stay there as zeros (`zero_grad(set_to_none=False)`)",
-        ),
+        exceptions=("what is frozen on purpose, as one layer after the other: the rule only notes it",),
         causes=(
             "requires_grad_(False) reached more of the model than was meant, by a name or a loop over modules",
             "a callback that freezes for an evaluation, or for another loss, does not undo it",
