@@ -66,7 +66,7 @@ GRADIENT_LOST = "gradient_lost"
 """`Kind.STATE`, a slot: for how many collected steps a parameter whose module runs has had no gradient any more."""
 
 FROZEN_LATER = "frozen_later"
-"""`Kind.STATE`, a slot: for how many collected steps a parameter that was trained has required no gradient."""
+"""`Kind.STATE`, a slot: for how many collected steps a parameter that was trained has required no gradient; once."""
 
 NOT_HELD = "not_held"
 """`Kind.STATE`, a slot: 1 for a trainable parameter that the optimizer does not hold, while it holds another in its

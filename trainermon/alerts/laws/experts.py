@@ -10,8 +10,8 @@ import numpy as np
 
 from trainermon.alerts.across_ranks.peers import copy_axes
 from trainermon.alerts.conditions.condition import Indices
-from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict, TensorPlace
-from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ
+from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict, TensorPlace, are_the_same
+from trainermon.core.derived import COUNT, INFS, NANS, SUM_SQ, Array
 from trainermon.core.values import Kind, Placement
 
 _EXPERT = re.compile(r"(.*experts?\.)(\d+)(\..*)")
@@ -19,16 +19,18 @@ _EXPERT = re.compile(r"(.*experts?\.)(\d+)(\..*)")
 
 
 class ExpertCells(NamedTuple):
-    """Where rows of different experts stand that have the same shape and place in their layer, one rank for each part.
+    """Where the rows of experts stand; of copies of an expert on several ranks only those of the first one.
 
     Attributes:
         ranks: Positions of the ranks, `[n]`.
         columns: Those of the tensors, `[n]`.
+        parts: Numbers, `[n]`: equal where different experts have the same parameter, or the same part of it.
         owners: Places along the axis of expert parallelism, `[n]`: experts of one place are not compared.
     """
 
     ranks: Indices
     columns: Indices
+    parts: Indices
     owners: Indices
 
 
@@ -41,45 +43,46 @@ class OwnExperts(LawRelation):
     def __init__(self, settings: Mapping[str, float]) -> None:
         super().__init__(settings)
         self._placements: Sequence[Sequence[Placement | None]] = ()
-        self._cells: Sequence[ExpertCells] = ()
+        self._cells: ExpertCells | None = None
 
     def judge(self, step: LawStep) -> LawVerdict | None:  # noqa: D102 - as in LawRelation
-        cells = self._cells_of(step)
-        if not cells:
+        placements = step.placements[Kind.GRAD_REDUCED]
+        if not are_the_same(placements, self._placements):
+            self._placements, self._cells = placements, _find(step, placements)
+        if self._cells is None:
             return None
         rows = step.rows[Kind.GRAD_REDUCED]
+        shown = rows[self._cells.ranks, :, self._cells.columns]
+        with np.errstate(invalid="ignore"):
+            usable = (shown[:, SUM_SQ] > 0) & (shown[:, COUNT] > 1) & (shown[:, NANS] + shown[:, INFS] == 0)
+        ranks, columns, parts, owners = (one[usable] for one in self._cells)
+        moments = np.column_stack((parts, shown[usable]))
         size = np.full(rows[:, COUNT].shape, np.nan)
-        for ranks, columns, owners in cells:
-            shown = rows[ranks, :, columns]
-            with np.errstate(invalid="ignore"):
-                usable = (shown[:, SUM_SQ] > 0) & (shown[:, COUNT] > 1) & (shown[:, NANS] + shown[:, INFS] == 0)
-            for place in np.flatnonzero(usable):
-                is_equal = usable & (shown == shown[place]).all(axis=1) & (owners != owners[place])
-                size[ranks[place], columns[place]] = is_equal.sum()
+        size[ranks, columns] = _num_alike(moments) - _num_alike(np.column_stack((moments, owners)))
         return LawVerdict(size, np.zeros(size.shape), ~np.isnan(size))
 
-    def _cells_of(self, step: LawStep) -> Sequence[ExpertCells]:
-        """Return where experts stand; they are found anew only where a series has come."""
-        placements = step.placements[Kind.GRAD_REDUCED]
-        known = self._placements
-        if len(known) != len(placements) or any(a is not b for a, b in zip(known, placements, strict=True)):
-            self._placements, self._cells = placements, _find(step, placements)
-        return self._cells
+
+def _num_alike(rows: Array) -> Array:
+    """Return of each row of `[n, m]` how many rows are equal to it, itself included."""
+    _, which, number = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    found: Array = number[which.reshape(-1)].astype(np.float64)
+    return found
 
 
-def _find(step: LawStep, placements: Sequence[Sequence[Placement | None]]) -> Sequence[ExpertCells]:
-    cells: dict[Hashable, dict[tuple[int, int], int]] = {}
+def _find(step: LawStep, placements: Sequence[Sequence[Placement | None]]) -> ExpertCells | None:
+    """Return where experts stand; None if there are no two on different ranks to be compared."""
+    ranks: dict[tuple[int, int, int], int] = {}
+    numbers: dict[Hashable, int] = {}
     for rank, (place, held) in enumerate(zip(step.places, placements, strict=True)):
-        for column, placement in enumerate(held) if place.ep_size > 1 else ():
-            layer = None if placement is None else _layer_of(step.tensors[column], placement)
-            if placement is not None and layer is not None:
+        for column, placement in enumerate(held):
+            layer = _layer_of(step.tensors[column], placement) if placement and place.ep_size > 1 else None
+            if placement and layer:
                 part = layer, placement.shape, placement.offset, placement.length, place.tp, place.pp
-                cells.setdefault(part, {}).setdefault((column, place.ep), rank)
-    found = (
-        ExpertCells(*np.array([(rank, column, ep) for (column, ep), rank in ranks.items()], np.intp).T)
-        for ranks in cells.values()
-    )
-    return [one for one in found if len(set(one.owners.tolist())) > 1]
+                ranks.setdefault((column, numbers.setdefault(part, len(numbers)), place.ep), rank)
+    if len({owner for _, _, owner in ranks}) < 2:
+        return None
+    columns, parts, owners = np.array([*ranks], np.intp).T
+    return ExpertCells(np.array([*ranks.values()], np.intp), columns, parts, owners)
 
 
 def _layer_of(tensor: TensorPlace, placement: Placement) -> TensorPlace | None:

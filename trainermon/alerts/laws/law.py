@@ -79,6 +79,11 @@ class LawStep:
     placements: Mapping[Kind, Sequence[Sequence[Placement | None]]]
 
 
+def are_the_same(placements: Sequence[Sequence[Placement | None]], known: Sequence[Sequence[Placement | None]]) -> bool:
+    """Return whether the placements of a kind are the very ones of an earlier step: no series has come since."""
+    return len(placements) == len(known) and all(a is b for a, b in zip(placements, known, strict=True))
+
+
 class LawVerdict(NamedTuple):
     """What a law says of the tensors of one step.
 

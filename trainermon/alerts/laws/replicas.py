@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from trainermon.alerts.across_ranks.peers import PeerGroup, peer_groups, same_copy
-from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict
+from trainermon.alerts.laws.law import LawRelation, LawStep, LawVerdict, are_the_same
 from trainermon.alerts.laws.updates import half_units
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ, Array
 from trainermon.core.values import Kind, Placement
@@ -58,8 +58,7 @@ class EqualCopies(LawRelation):
     def _copies(self, step: LawStep) -> Sequence[PeerGroup]:
         """Return the groups of copies; they are found anew only where a series has come."""
         placements = step.placements[Kind.GRAD_REDUCED]
-        known = self._placements
-        if len(known) != len(placements) or any(a is not b for a, b in zip(known, placements, strict=True)):
+        if not are_the_same(placements, self._placements):
             by_column: list[dict[Hashable, list[int]]] = [{} for _ in step.tensors]
             for rank, (place, held) in enumerate(zip(step.places, placements, strict=True)):
                 for column, placement in enumerate(held):

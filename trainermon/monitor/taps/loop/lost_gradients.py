@@ -25,7 +25,7 @@ class LostGradients(LoopTap):
 
     After `AFTER` steps without one the modules that hold the parameter are hooked for one step. Where one of them runs
     in training, and the parameter is in a group of the optimizer and still requires a gradient, its graph is cut: from
-    then on a row tells for how many steps, `gradient_lost`. Of one that requires no gradient any more it is
+    then on a row tells for how many steps, `gradient_lost`. Of one that requires no gradient any more there is one row,
     `frozen_later`: mostly that is meant, but nothing else that is recorded shows it. A module that does not run is left
     out on purpose, as a layer that is dropped, an expert without tokens, the head of another task or language. Nothing
     is said of what came back before, nor of what went on the very step on which another gradient came: they take turns.
@@ -51,7 +51,6 @@ class LostGradients(LoopTap):
         self._by_turns: set[int] = set()
         self._suspects: frozenset[int] = frozenset()  # whose modules are hooked
         self._cut: set[int] = set()
-        self._frozen: set[int] = set()
         self._handles: list[TapHandle] = []
 
     def attach(self, guard: FaultGuard) -> None:
@@ -77,20 +76,21 @@ class LostGradients(LoopTap):
             self._suspects = frozenset()
         if missing != self._missing:
             self._changed(missing)
-        self._tell()
+        for i in sorted(self._cut):
+            if self._is_trained(i):
+                self._tell(i, GRADIENT_LOST)
         due = [i for i, since in self._went.items() if self._num_steps - since == AFTER - 1]
         if due:
-            self._frozen.update(i for i in due if not self._requires(i))
+            for i in due:
+                if not self._training.parameters[i].tensor.requires_grad:
+                    self._tell(i, FROZEN_LATER)
             self._suspects = frozenset(filter(self._is_trained, due))
             self._hook_suspects()
 
-    def _tell(self) -> None:
-        told = [(i, GRADIENT_LOST) for i in self._cut if self._is_trained(i)]
-        told += [(i, FROZEN_LATER) for i in self._frozen if not self._requires(i)]
-        for i, slot in sorted(told):
-            held = self._training.parameters[i]
-            series = self._collector.table.id_of(held.key(Kind.STATE, slot), held.placement)
-            self._collector.put(series, float(self._num_steps - self._went[i] + 1))
+    def _tell(self, index: int, slot: str) -> None:
+        held = self._training.parameters[index]
+        series = self._collector.table.id_of(held.key(Kind.STATE, slot), held.placement)
+        self._collector.put(series, float(self._num_steps - self._went[index] + 1))
 
     def _hook_suspects(self) -> None:
         numbers = {id(self._training.parameters[i].tensor): i for i in self._suspects}
@@ -108,18 +108,14 @@ class LostGradients(LoopTap):
             self._went.pop(i, None)
             self._came[i] = self._num_steps
         self._cut -= came
-        self._frozen -= came
         if not came:
             steady = (i for i in went - self._by_turns if self._num_steps - self._came.get(i, 1) >= STEADY)
             self._went.update(dict.fromkeys(steady, self._num_steps))
 
-    def _requires(self, index: int) -> bool:
-        return self._training.parameters[index].tensor.requires_grad
-
     def _is_trained(self, index: int) -> bool:
-        if not self._requires(index):
-            return False
         tensor = self._training.parameters[index].tensor
+        if not tensor.requires_grad:
+            return False
         groups = getattr(self._training.optimizer, "param_groups", ())
         stepped = {id(parameter) for group in groups for parameter in group["params"]}
         return id(tensor) in stepped or not any(id(p.tensor) in stepped for p in self._training.parameters)
